@@ -1,0 +1,271 @@
+"""The one verb: explain."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from whymatch import models
+from whymatch.bucket import Bucket
+from whymatch.decomposition import Decomposition, Settings, Side
+from whymatch.encoder import Encoder
+from whymatch.explanation import Explanation, combine
+from whymatch.jacobian import LOCK, REVERSE_COST
+from whymatch.quadrature import get_rule
+from whymatch.reference import check_reference
+from whymatch.text import Text, check_text, tokenize
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+SIMILARITIES = ("cosine", "dot")
+# Texts of one length that run through the encoder together, and pairs that are looked at together for texts
+# they share: enough to fill the machine, few enough to bound what is held.
+TEXTS_TOGETHER = 32
+PAIRS_TOGETHER = 64
+
+
+class ToleranceWarning(UserWarning):
+    """A result misses the tolerance that was asked for; its ``error`` says by how much."""
+
+
+class Explainer:
+    """Explains why an encoder gives two texts the score that it gives.
+
+    Args:
+        model: a hub id, a folder or a SentenceTransformer; None is the default model.
+        layer: where the encoder is cut: 0 explains the input embeddings, ``num_layers`` the last block's output;
+            negative numbers count from there.
+        reference: what stands for no content: ``"pad"``, ``"unk"`` or ``"mask"`` tokens.
+        fold_reference: give the reference's embedding back to the tokens, so that the matrix alone sums to the
+            score. False is the form of the paper, with its reference terms.
+        similarity: ``"cosine"`` or ``"dot"``; None is the model's own.
+        rule: ``"gauss"``, ``"midpoint"`` or ``"right"``, the paper's.
+        steps: nodes per text; None is as many as the tolerance needs.
+        tolerance: the bound on |score − attributed| ÷ (‖e(a)‖ ‖e(b)‖).
+        device: where a model that is named, not given, is loaded.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | SentenceTransformer | None = None,
+        *,
+        layer: int = 0,
+        reference: str = "pad",
+        fold_reference: bool = True,
+        similarity: Literal["cosine", "dot"] | None = None,
+        rule: Literal["gauss", "midpoint", "right"] = "gauss",
+        steps: int | None = None,
+        tolerance: float = 1e-3,
+        device: str | torch.device | None = None,
+    ) -> None:
+        get_rule(rule)
+        if steps is not None and (not _is_int(steps) or not 1 <= steps <= 1_000_000):
+            raise ValueError(f"steps={steps!r} is not a number of nodes; give 1 or more, or None for the tolerance")
+        if similarity not in (*SIMILARITIES, None):
+            raise ValueError(f"similarity={similarity!r} is not known; choose 'cosine', 'dot' or None, the model's own")
+        self._encoder = _wrap(model, device)
+        least = 1e-6 if self._encoder.dtype != torch.float64 else 1e-12
+        if not isinstance(tolerance, int | float) or not least <= tolerance <= 1:
+            raise ValueError(
+                f"tolerance={tolerance!r} cannot be met; give {least:g} to 1 (the model's own scores, in "
+                f"{str(self._encoder.dtype).removeprefix('torch.')}, are no more exact than that)"
+            )
+        own = self._encoder.similarity
+        if similarity is None and own not in SIMILARITIES:
+            raise ValueError(
+                f"the similarity of {self._encoder.name!r} is {own!r}, which is not a product of embeddings; "
+                "give similarity='cosine' or 'dot'"
+            )
+        self._token = check_reference(self._encoder.model.tokenizer, reference)
+        self._settings = Settings(
+            model=self._encoder.name,
+            layer=_check_layer(layer, self.num_layers),
+            reference=reference,
+            fold_reference=bool(fold_reference),
+            similarity=similarity or own,
+            rule=rule,
+            steps=None if steps is None else int(steps),
+            tolerance=float(tolerance),
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """The number L of blocks; ``layer`` runs from 0, the input embeddings, to L, the output."""
+        return self._encoder.num_layers
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    @property
+    def model(self) -> SentenceTransformer:
+        return self._encoder.model
+
+    def __repr__(self) -> str:
+        return f"Explainer({self._settings})"
+
+    def explain(self, text_a: str, text_b: str) -> Explanation:
+        """Why the model gives these two texts their score."""
+        return next(self.explain_many([(text_a, text_b)]))
+
+    def explain_many(self, pairs: Iterable[tuple[str, str]], progress: bool = False) -> Iterator[Explanation]:
+        """Explain pairs in order; texts run in batches, and a text that many pairs share runs once."""
+        pairs = _shown(pairs, "pairs") if progress else iter(pairs)
+        known: dict[str, Decomposition] = {}
+        number = 0
+        while window := [_check_pair(pair, number + i) for i, pair in enumerate(islice(pairs, PAIRS_TOGETHER))]:
+            number += len(window)
+            # What this window shares with the last one is kept; a query's decomposition so lasts while it is used.
+            texts = {text for pair in window for text in pair}
+            known = {text: found for text, found in known.items() if text in texts}
+            results = self._explain_window(window, known)
+            _warn_missed([result.relative_error for result in results], self._settings, "pairs")
+            yield from results
+
+    def decompose(self, texts: Sequence[str], progress: bool = False) -> list[Decomposition]:
+        """Each text's embedding as a sum over its tokens; made once, used in any number of pairs."""
+        if isinstance(texts, str):
+            raise TypeError(f"decompose takes a list of texts, not one: give [{texts[:60]!r}]")
+        checked = [check_text(text) for text in texts]
+        distinct = list(dict.fromkeys(checked))
+        found: dict[str, Decomposition] = {}
+        chunks = [distinct[i : i + 4 * TEXTS_TOGETHER] for i in range(0, len(distinct), 4 * TEXTS_TOGETHER)]
+        for chunk in _shown(chunks, "chunks of texts") if progress else chunks:
+            for bucket in self._buckets(self._tokenize(chunk)):
+                found |= {dec.text: dec for dec in bucket.decompose()}
+        tolerance = self._settings.text_tolerance
+        _warn_missed(
+            [dec.error / tolerance * self._settings.tolerance for dec in found.values()], self._settings, "texts"
+        )
+        return [found[text] for text in checked]
+
+    def pair(self, a: Decomposition, b: Decomposition) -> Explanation:
+        """The explanation of two decomposed texts: one matrix product, no model."""
+        for side in (a, b):
+            if not isinstance(side, Decomposition):
+                raise TypeError(f"pair takes two decompositions, not a {type(side).__name__}: use explain for texts")
+        return combine(a, b)
+
+    def _explain_window(self, window: Sequence[tuple[str, str]], known: dict[str, Decomposition]) -> list[Explanation]:
+        texts = self._tokenize(
+            [text for text in dict.fromkeys(t for pair in window for t in pair) if text not in known]
+        )
+        tangents = {text.text: self._tangents(text) for text in texts}
+        rows = {text: len(dec.tokens) for text, dec in known.items()} | {text.text: len(text) for text in texts}
+        uses: dict[str, int] = {}
+        for text in (text for pair in window for text in set(pair)):
+            uses[text] = uses.get(text, 0) + 1
+        # A long text that meets one short text only is never decomposed: reverse mode along the short one's rows
+        # gives their matrix with fewer passes.
+        projected: dict[int, str] = {}
+        for number, (a, b) in enumerate(window):
+            long, short = (a, b) if tangents.get(a, 0) >= tangents.get(b, 0) else (b, a)
+            alone = long in tangents and uses[long] == 1 and long != short and short not in projected.values()
+            if alone and REVERSE_COST * rows[short] < tangents[long]:
+                projected[number] = long
+        whole = [text for text in texts if text.text not in projected.values()]
+        for bucket in self._buckets(whole):
+            known |= {dec.text: dec for dec in bucket.decompose()}
+        by_text = {text.text: text for text in texts}
+        results = []
+        for number, (a, b) in enumerate(window):
+            sides: dict[str, Side] = dict(known)
+            if number in projected:
+                long = projected[number]
+                (bucket,) = self._buckets([by_text[long]])
+                sides[long] = bucket.project(known[b if long == a else a])
+            results.append(combine(sides[a], sides[b]))
+        return results
+
+    def _tangents(self, text: Text) -> int:
+        """The tangents that forward mode needs: at the input, the template's own tokens never move."""
+        return len(text) - sum(text.special) if self._settings.layer == 0 else len(text)
+
+    def _tokenize(self, texts: Sequence[str]) -> list[Text]:
+        # A tokenizer's truncation is state of its own: two threads that set it at once fail with "Already borrowed".
+        with LOCK:
+            return tokenize(self._encoder.model, texts) if texts else []
+
+    def _buckets(self, texts: Sequence[Text]) -> Iterator[Bucket]:
+        """Texts of one length together, in batches of a bounded size."""
+        if not texts:
+            return
+        cut = self._encoder.cut(self._settings.layer, self._precision())
+        by_length: dict[int, list[Text]] = {}
+        for text in texts:
+            by_length.setdefault(len(text), []).append(text)
+        for alike in by_length.values():
+            for i in range(0, len(alike), TEXTS_TOGETHER):
+                batch = alike[i : i + TEXTS_TOGETHER]
+                with LOCK:
+                    embeddings = self._encoder.embed([text.text for text in batch])
+                yield Bucket(cut, batch, embeddings, self._token, self._settings)
+
+    def _precision(self) -> torch.dtype:
+        """Single precision where its rounding is far below the tolerance, else double."""
+        single = self._settings.tolerance >= 1e-4 and self._encoder.dtype != torch.float64
+        return torch.float32 if single or self._encoder.device.type == "mps" else torch.float64
+
+
+def _wrap(model: Any, device: str | torch.device | None) -> Encoder:
+    from sentence_transformers import SentenceTransformer
+
+    if isinstance(model, SentenceTransformer):
+        if device is not None and torch.device(device).type != torch.device(model.device).type:
+            raise ValueError(
+                f"device={str(device)!r}, but the model given is on {str(model.device)!r} and is never moved; "
+                "move it yourself, or give its name"
+            )
+        card = getattr(model, "model_card_data", None)
+        name = getattr(card, "base_model", None) or getattr(model[0].config, "_name_or_path", "") if len(model) else ""
+        return Encoder(model, name or "SentenceTransformer")
+    if model is None or isinstance(model, str | os.PathLike):
+        return Encoder(*models.load(model, None if device is None else str(device)))
+    raise TypeError(
+        f"model must be a hub id, a folder or a SentenceTransformer, not {type(model).__name__}: {model!r:.60}"
+    )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _check_layer(layer: int, count: int) -> int:
+    if not _is_int(layer) or not -count - 1 <= layer <= count:
+        raise ValueError(
+            f"layer={layer!r} is out of range; this model has {count} blocks: give 0 (input embeddings) to {count} "
+            f"(output), or -1 (output) to {-count - 1}"
+        )
+    return int(layer) % (count + 1)
+
+
+def _check_pair(pair: Any, number: int) -> tuple[str, str]:
+    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+        raise TypeError(f"pair {number} is not two texts: {pair!r:.80}")
+    return check_text(pair[0]), check_text(pair[1])
+
+
+def _warn_missed(errors: Sequence[float], settings: Settings, what: str) -> None:
+    """One warning for a call, however many results miss the tolerance."""
+    missed = [error for error in errors if not error <= settings.tolerance]
+    if missed and settings.steps is None:
+        warnings.warn(
+            f"{len(missed)} of {len(errors)} {what} miss tolerance={settings.tolerance:g} at the bound of "
+            f"{get_rule(settings.rule).bound} nodes; the worst error is {max(missed):.1e}. Results are as they are; "
+            "a deeper layer or a larger tolerance converges sooner",
+            ToleranceWarning,
+            stacklevel=3,
+        )
+
+
+def _shown(items: Iterable[Any], what: str) -> Iterator[Any]:
+    from rich.progress import track
+
+    return iter(track(items, description=what))

@@ -1,0 +1,1 @@
+"""Ways to look at an explanation. Each stands on the result alone."""
