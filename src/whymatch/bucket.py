@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from whymatch import jacobian
 from whymatch.decomposition import Decomposition, Projection, Settings
 from whymatch.encoder import Cut
 from whymatch.jacobian import Paths, Points
-from whymatch.quadrature import PathProbe, Rule, get_rule
+from whymatch.quadrature import PathProbe, get_rule
 from whymatch.reference import reference_ids
-from whymatch.text import Text
+from whymatch.text import Text, shown
 
 
 class Bucket:
@@ -27,13 +28,14 @@ class Bucket:
         self, cut: Cut, texts: Sequence[Text], embeddings: NDArray[np.floating], token: int, settings: Settings
     ) -> None:
         self.texts = texts
+        self._numbers = {text.text: i for i, text in enumerate(texts)}
         self._embeddings = embeddings
         self._settings = settings
-        features = cut.features(texts, [text.ids for text in texts])
-        x, self._end = cut.head(features)
-        start, self._start = cut.head(cut.features(texts, [reference_ids(text, token) for text in texts]))
-        size = cut.pass_bytes(x.shape[1], x.element_size())
-        self._paths = Paths(cut.tail(features), start, x - start, size)
+        both = cut.features([*texts, *texts], [t.ids for t in texts] + [reference_ids(t, token) for t in texts])
+        hidden, embedding = cut.head(both)
+        x, start = hidden.chunk(2)
+        self._end, self._start = embedding.chunk(2)
+        self._paths = Paths(cut.tail(both), start, x - start, cut.pass_bytes(x.shape[1], x.element_size()))
         self._change = self._end - self._start
         self._size = self._end.norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
         # A model that normalizes divides the embedding, and so each of its parts, by its length.
@@ -41,31 +43,31 @@ class Bucket:
         # Rows that the reference shares with the text ([CLS] at layer 0) contribute nothing: no tangent for them.
         self._moving = [row.nonzero()[:, 0] for row in (self._paths.delta != 0).any(-1)]
 
-    @property
-    def tangents(self) -> int:
-        """The most tangents that a text of this bucket needs in forward mode."""
-        return max(len(rows) for rows in self._moving)
-
-    def decompose(self, mode: str | None = None) -> list[Decomposition]:
-        """One decomposition per text, by the cheapest mode unless one is given."""
+    def decompose(self, names: Iterable[str] | None = None, mode: str | None = None) -> list[Decomposition]:
+        """Decompose the texts, or the named ones, by the cheapest mode unless one is given."""
+        numbers = [self._numbers[name] for name in (self._numbers if names is None else names)]
         texts, rows, dim = *self._paths.delta.shape[:2], self._end.shape[1]
-        mode = mode or jacobian.cheapest(self.tangents, dim)
-        if self.tangents == 0:
-            mode, parts, nodes = "none", self._end.new_zeros(texts, rows, dim), [0] * texts
+        tangents = max((len(self._moving[i]) for i in numbers), default=0)
+        mode = mode or jacobian.cheapest(tangents, dim)
+        parts = self._end.new_zeros(texts, rows, dim)
+        nodes = [0] * texts
+        if tangents == 0:
+            mode = "none"
         elif mode == "forward":
-            groups = self._end.new_zeros(self.tangents, texts, rows)
-            for i, moving in enumerate(self._moving):
-                groups[torch.arange(len(moving)), i, moving] = 1
+            groups = self._end.new_zeros(tangents, texts, rows)
+            for i in numbers:
+                groups[torch.arange(len(self._moving[i])), i, self._moving[i]] = 1
             found, nodes = self._settle(
+                numbers,
                 lambda points: jacobian.forward(self._paths, points, groups),
                 lambda found: (found.sum(1) - self._change).norm(dim=1) / self._size,
             )
-            parts = found.new_zeros(texts, rows, dim)
-            for i, moving in enumerate(self._moving):
-                parts[i, moving] = found[i, : len(moving)]
+            for i in numbers:
+                parts[i, self._moving[i]] = found[i, : len(self._moving[i])]
         else:
             identity = torch.eye(dim, dtype=self._end.dtype, device=self._end.device).expand(texts, dim, dim)
             found, nodes = self._settle(
+                numbers,
                 lambda points: jacobian.reverse(self._paths, points, identity),
                 lambda found: (found.sum(2) - self._change).norm(dim=1) / self._size,
             )
@@ -75,35 +77,42 @@ class Bucket:
             parts, reference = parts + reference[:, None] / rows, torch.zeros_like(reference)
         return [
             Decomposition(
-                **self._side(i), nodes=nodes[i], mode=mode, reference=_numpy(reference[i]), contributions=_numpy(part)
+                **self._side(i),
+                nodes=nodes[i],
+                mode=mode,
+                reference=_numpy(reference[i]),
+                contributions=_numpy(parts[i]),
             )
-            for i, part in enumerate(parts)
+            for i in numbers
         ]
 
-    def project(self, other: Decomposition) -> Projection:
-        """The products of the one text of this bucket with another's decomposition, by reverse mode."""
-        (rows,) = (len(text) for text in self.texts)
-        fixed = np.any(other.reference != 0)
+    def project(self, name: str, other: Decomposition) -> Projection:
+        """The products of one text's contributions with another text's decomposition, by reverse mode."""
+        i = self._numbers[name]
+        rows = len(self.texts[i])
+        fixed = bool(np.any(other.reference != 0))
         along = np.vstack([other.contributions, other.reference[None]]) if fixed else other.contributions
-        cotangents = torch.as_tensor(along).to(self._end)[None]  # (1, cotangents, dim)
-        if self.tangents == 0:
-            found, nodes = cotangents.new_zeros(1, cotangents.shape[1], rows), [0]
+        cotangents = torch.as_tensor(along).to(self._end)  # (cotangents, dim)
+        total = cotangents.sum(0)
+        length = float(total.norm()) or 1.0
+        if len(self._moving[i]) == 0:
+            found, nodes = cotangents.new_zeros(len(cotangents), rows), 0
         else:
             # The rows' sum is known: what misses it, along the sum of the cotangents, is the pair's own error.
-            total = cotangents.sum(1, keepdim=True)
-            length = total.norm(dim=2)[:, 0].clamp_min(torch.finfo(total.dtype).tiny)
-            found, nodes = self._settle(
-                lambda points: jacobian.reverse(self._paths, points, cotangents),
-                lambda found: (found.sum((1, 2)) - (total[:, 0] * self._change).sum(1)).abs() / length / self._size,
+            every, counts = self._settle(
+                [i],
+                lambda points: jacobian.reverse(self._paths, points, cotangents.expand(len(self.texts), -1, -1)),
+                lambda found: (found.sum((1, 2)) - self._change @ total).abs() / length / self._size,
             )
-        found, reference = found[0] * self._scale[0], self._start[0] * self._scale[0]
+            found, nodes = every[i], counts[i]
+        found, reference = found * self._scale[i], self._start[i] * self._scale[i]
         if self._settings.fold_reference:
-            share = (cotangents[0] @ reference) / rows
+            share = (cotangents @ reference) / rows
             found, reference = found + share[:, None], torch.zeros_like(reference)
         matrix, effects = (found[:-1], found[-1]) if fixed else (found, torch.zeros_like(found[0]))
         return Projection(
-            **self._side(0),
-            nodes=nodes[0],
+            **self._side(i),
+            nodes=nodes,
             mode="pairwise",
             reference=_numpy(reference),
             matrix=_numpy(matrix),
@@ -122,24 +131,30 @@ class Bucket:
         }
 
     def _settle(
-        self, compute: Callable[[Points], Tensor], miss: Callable[[Tensor], Tensor]
+        self, which: Sequence[int], compute: Callable[[Points], Tensor], miss: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, list[int]]:
         """Compute with as many nodes as each text needs; measure; again, with more, where that was too few."""
-        rule, tolerance = get_rule(self._settings.rule), self._settings.text_tolerance
-        fixed = self._settings.steps
-        nodes = [fixed] * len(self.texts) if fixed is not None else self._foresee(rule, tolerance)
-        found = compute(Points.of([rule(n) for n in nodes], self._end))
+        settings, rule = self._settings, get_rule(self._settings.rule)
+        tolerance = settings.text_tolerance
+        nodes = list(self._foreseen) if settings.steps is None else [settings.steps] * len(self.texts)
+
+        def points(of: Sequence[int]) -> Points:
+            none = np.empty(0)
+            rules = [rule(n) if i in of else (none, none) for i, n in enumerate(nodes)]
+            return Points.of(rules, self._end)
+
+        found = compute(points(which))
         whole = (self._change.norm(dim=1) / self._size).tolist()
-        while fixed is None:
+        while True:
             errors = miss(found).tolist()
-            if not all(map(math.isfinite, errors)):
+            if not all(math.isfinite(errors[i]) for i in which):
                 raise ArithmeticError(
-                    f"the path from reference {self._settings.reference!r} cannot be integrated at layer "
-                    f"{self._settings.layer}: the encoder is not finite along it for {self.texts[0].text[:60]!r}"
+                    f"the encoder is not finite on the path from the reference {settings.reference!r} at layer "
+                    f"{settings.layer}, so it cannot be integrated there: {shown(self.texts[which[0]].text)}"
                 )
-            short = [i for i, error in enumerate(errors) if error > tolerance and nodes[i] < rule.bound]
-            if not short:
-                break
+            short = [i for i in which if errors[i] > tolerance and nodes[i] < rule.bound]
+            if settings.steps is not None or not short:
+                return found, nodes
             for i in short:
                 # The error has come from ``whole``, at no nodes at all, to what it is: go on at that rate.
                 if rule.order == math.inf:
@@ -147,26 +162,25 @@ class Bucket:
                 else:
                     growth = (errors[i] / tolerance) ** (1 / rule.order)
                 nodes[i] = min(rule.bound, math.ceil(nodes[i] * min(2, max(1.2, 1.05 * growth))) + 1)
-            none = np.empty(0)
-            rules = [rule(nodes[i]) if i in short else (none, none) for i in range(len(nodes))]
-            found[short] = compute(Points.of(rules, self._end))[short]
-        return found, nodes
+            found[short] = compute(points(short))[short]
 
-    def _foresee(self, rule: Rule, tolerance: float) -> list[int]:
+    @cached_property
+    def _foreseen(self) -> list[int]:
         """How many nodes each text will need, from plain passes along its path."""
+        rule, tolerance = get_rule(self._settings.rule), self._settings.text_tolerance
         probes = [PathProbe(_numpy(a), _numpy(b)) for a, b in zip(self._start, self._end, strict=True)]
-        nodes: list[int | None] = [None] * len(probes)
-        while None in nodes:
-            open_ = [i for i, n in enumerate(nodes) if n is None]
-            missing = [probe.missing() if i in open_ else np.empty(0) for i, probe in enumerate(probes)]
+        nodes: dict[int, int] = {}
+        while len(nodes) < len(probes):
+            waiting = [i for i in range(len(probes)) if i not in nodes]
+            missing = [probe.missing() if i in waiting else np.empty(0) for i, probe in enumerate(probes)]
             points = Points.of([(alpha, alpha) for alpha in missing], self._end)
-            found = _numpy(jacobian.values(self._paths, points))
-            for i, values in zip(open_, np.split(found, np.cumsum([len(missing[i]) for i in open_])[:-1]), strict=True):
-                probes[i].add(values)
-                nodes[i] = probes[i].nodes(rule, tolerance)
-                if nodes[i] is None and probes[i].levels >= 128:
-                    nodes[i] = probes[i].levels
-        return [min(n, rule.bound) for n in nodes if n is not None]
+            values = np.split(_numpy(jacobian.values(self._paths, points)), np.cumsum(list(map(len, missing)))[:-1])
+            for i in waiting:
+                probes[i].add(values[i])
+                enough = probes[i].nodes(rule, tolerance)
+                if enough is not None:
+                    nodes[i] = min(enough, rule.bound)
+        return [nodes[i] for i in range(len(probes))]
 
 
 def _numpy(tensor: Tensor) -> NDArray[np.floating]:

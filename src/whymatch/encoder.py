@@ -66,14 +66,15 @@ class Encoder:
         twin = _copy_tree(self.model).eval()
         return np.asarray(twin.encode(list(texts), show_progress_bar=False))
 
-    def cut(self, layer: int, dtype: torch.dtype) -> Cut:
-        return Cut(self, layer, dtype)
+    def cut(self, layer: int, dtype: torch.dtype, attention: str = "eager") -> Cut:
+        """The encoder from ``layer`` on; fused kinds of attention have no forward-mode derivative."""
+        return Cut(self, layer, dtype, attention)
 
 
 class Cut:
     """The encoder from block ``layer`` on, as a function of that block's input, without a last Normalize."""
 
-    def __init__(self, encoder: Encoder, layer: int, dtype: torch.dtype) -> None:
+    def __init__(self, encoder: Encoder, layer: int, dtype: torch.dtype, attention: str) -> None:
         from sentence_transformers.base.modules import Normalize
 
         def cast(weight: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ class Cut:
 
         self._layer = layer
         self._device = encoder.device
-        self._tree = _copy_tree(encoder.model, cast, attention="eager").eval()  # fused kernels have no tangents
+        self._tree = _copy_tree(encoder.model, cast, attention).eval()
         # The length of a normalized embedding depends on all tokens at once; the engine divides by it afterwards.
         self.normalizes = isinstance(self._tree[-1], Normalize)
         while isinstance(self._tree[-1], Normalize):

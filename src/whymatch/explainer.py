@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from whymatch import models
 from whymatch.bucket import Bucket
-from whymatch.decomposition import Decomposition, Settings, Side
-from whymatch.encoder import Encoder
+from whymatch.decomposition import Decomposition, Settings
+from whymatch.encoder import Cut, Encoder
 from whymatch.explanation import Explanation, combine
 from whymatch.jacobian import LOCK, REVERSE_COST
 from whymatch.quadrature import get_rule
@@ -138,7 +141,7 @@ class Explainer:
         found: dict[str, Decomposition] = {}
         chunks = [distinct[i : i + 4 * TEXTS_TOGETHER] for i in range(0, len(distinct), 4 * TEXTS_TOGETHER)]
         for chunk in _shown(chunks, "chunks of texts") if progress else chunks:
-            for bucket in self._buckets(self._tokenize(chunk)):
+            for bucket in self._prepare(chunk).buckets(chunk):
                 found |= {dec.text: dec for dec in bucket.decompose()}
         tolerance = self._settings.text_tolerance
         _warn_missed(
@@ -154,64 +157,83 @@ class Explainer:
         return combine(a, b)
 
     def _explain_window(self, window: Sequence[tuple[str, str]], known: dict[str, Decomposition]) -> list[Explanation]:
-        texts = self._tokenize(
-            [text for text in dict.fromkeys(t for pair in window for t in pair) if text not in known]
-        )
-        tangents = {text.text: self._tangents(text) for text in texts}
-        rows = {text: len(dec.tokens) for text, dec in known.items()} | {text.text: len(text) for text in texts}
-        uses: dict[str, int] = {}
-        for text in (text for pair in window for text in set(pair)):
-            uses[text] = uses.get(text, 0) + 1
-        # A long text that meets one short text only is never decomposed: reverse mode along the short one's rows
-        # gives their matrix with fewer passes.
-        projected: dict[int, str] = {}
-        for number, (a, b) in enumerate(window):
-            long, short = (a, b) if tangents.get(a, 0) >= tangents.get(b, 0) else (b, a)
-            alone = long in tangents and uses[long] == 1 and long != short and short not in projected.values()
-            if alone and REVERSE_COST * rows[short] < tangents[long]:
-                projected[number] = long
-        whole = [text for text in texts if text.text not in projected.values()]
-        for bucket in self._buckets(whole):
-            known |= {dec.text: dec for dec in bucket.decompose()}
-        by_text = {text.text: text for text in texts}
+        new = self._prepare([text for pair in window for text in pair if text not in known])
+        projected = self._projected(window, known, new.texts)
+        # A bucket is made once for all its texts, projected or not: they share a run through the encoder.
+        homes = {text.text: bucket for bucket in new.buckets(new.texts) for text in bucket.texts}
+        for bucket in dict.fromkeys(homes.values()):
+            whole = [text.text for text in bucket.texts if text.text not in projected.values()]
+            known |= {dec.text: dec for dec in bucket.decompose(whole)}
         results = []
         for number, (a, b) in enumerate(window):
-            sides: dict[str, Side] = dict(known)
-            if number in projected:
-                long = projected[number]
-                (bucket,) = self._buckets([by_text[long]])
-                sides[long] = bucket.project(known[b if long == a else a])
-            results.append(combine(sides[a], sides[b]))
+            long = projected.get(number)
+            if long is None:
+                results.append(combine(known[a], known[b]))
+                continue
+            side = homes[long].project(long, known[b if long == a else a])
+            results.append(combine(side, known[b]) if long == a else combine(known[a], side))
         return results
 
-    def _tangents(self, text: Text) -> int:
-        """The tangents that forward mode needs: at the input, the template's own tokens never move."""
-        return len(text) - sum(text.special) if self._settings.layer == 0 else len(text)
+    def _projected(
+        self, window: Sequence[tuple[str, str]], known: dict[str, Decomposition], new: dict[str, Text]
+    ) -> dict[int, str]:
+        """The long text of each pair, by the pair's number, that need not be decomposed.
 
-    def _tokenize(self, texts: Sequence[str]) -> list[Text]:
+        If it meets a single, shorter text, reverse mode along that one's rows gives their matrix with fewer passes.
+        """
+        rows = {text: len(dec.tokens) for text, dec in known.items()} | {name: len(text) for name, text in new.items()}
+        # At the input the template's own tokens do not move, and need no tangent.
+        still = {name: sum(text.special) if self._settings.layer == 0 else 0 for name, text in new.items()}
+        uses = Counter(text for pair in window for text in set(pair))
+        found: dict[int, str] = {}
+        for number, pair in enumerate(window):
+            short, long = sorted(pair, key=lambda text: (text in new, rows[text]))
+            alone = long in new and uses[long] == 1 and long != short and short not in found.values()
+            if alone and REVERSE_COST * rows[short] < rows[long] - still[long]:
+                found[number] = long
+        return found
+
+    def _prepare(self, texts: Iterable[str]) -> _Prepared:
+        """Tokenize texts and let the model itself embed them."""
+        distinct = list(dict.fromkeys(texts))
         # A tokenizer's truncation is state of its own: two threads that set it at once fail with "Already borrowed".
         with LOCK:
-            return tokenize(self._encoder.model, texts) if texts else []
-
-    def _buckets(self, texts: Sequence[Text]) -> Iterator[Bucket]:
-        """Texts of one length together, in batches of a bounded size."""
-        if not texts:
-            return
-        cut = self._encoder.cut(self._settings.layer, self._precision())
-        by_length: dict[int, list[Text]] = {}
-        for text in texts:
-            by_length.setdefault(len(text), []).append(text)
-        for alike in by_length.values():
-            for i in range(0, len(alike), TEXTS_TOGETHER):
-                batch = alike[i : i + TEXTS_TOGETHER]
-                with LOCK:
-                    embeddings = self._encoder.embed([text.text for text in batch])
-                yield Bucket(cut, batch, embeddings, self._token, self._settings)
+            tokenized = tokenize(self._encoder.model, distinct) if distinct else []
+            embeddings = list(self._encoder.embed(distinct)) if distinct else []
+        return _Prepared(
+            {text.text: text for text in tokenized},
+            dict(zip(distinct, embeddings, strict=True)),
+            self._encoder.cut(self._settings.layer, self._precision()),
+            self._token,
+            self._settings,
+        )
 
     def _precision(self) -> torch.dtype:
         """Single precision where its rounding is far below the tolerance, else double."""
         single = self._settings.tolerance >= 1e-4 and self._encoder.dtype != torch.float64
         return torch.float32 if single or self._encoder.device.type == "mps" else torch.float64
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Texts that are ready to be derived, by their text."""
+
+    texts: dict[str, Text]
+    embeddings: dict[str, NDArray[np.floating]]
+    cut: Cut
+    token: int
+    settings: Settings
+
+    def buckets(self, names: Iterable[str]) -> Iterator[Bucket]:
+        """Texts of one length together, in batches of a bounded size."""
+        by_length: dict[int, list[str]] = {}
+        for name in names:
+            by_length.setdefault(len(self.texts[name]), []).append(name)
+        for alike in by_length.values():
+            for i in range(0, len(alike), TEXTS_TOGETHER):
+                batch = alike[i : i + TEXTS_TOGETHER]
+                embeddings = np.stack([self.embeddings[name] for name in batch])
+                yield Bucket(self.cut, [self.texts[name] for name in batch], embeddings, self.token, self.settings)
 
 
 def _wrap(model: Any, device: str | torch.device | None) -> Encoder:

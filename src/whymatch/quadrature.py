@@ -21,6 +21,8 @@ RuleName = Literal["gauss", "midpoint", "right"]
 CENTRE = 0.5
 WIDTH = 0.15
 
+FINEST = 128  # intervals beyond which a path is not smooth, and more of them would not tell more
+
 
 def to_path(u: Floats) -> tuple[Floats, Floats]:
     """The sinh map of u in [0, 1] onto positions in [0, 1], and its derivative."""
@@ -89,7 +91,7 @@ class PathProbe:
     """
 
     def __init__(self, start: NDArray[np.floating], end: NDArray[np.floating]) -> None:
-        self.levels = 4  # number of intervals; the end points are known already
+        self.levels = 8  # the intervals so far; none of their inner points is known yet
         self._values: dict[float, NDArray[np.floating]] = {0.0: start, 1.0: end}
         self._change = end - start
         self._size = float(np.linalg.norm(end)) or 1.0
@@ -126,19 +128,18 @@ class PathProbe:
             return float(np.linalg.norm(weights @ speed - self._change)) / self._size
 
         # A Gauss rule of levels / 2 nodes integrates the polynomial exactly, and so foretells nothing.
-        trusted = self.levels // 2 - 2
+        trusted = 7 * self.levels // 16
         if rule.order == math.inf:
             errors = [error(n) for n in range(1, trusted + 1)]
             enough = next((n for n, e in enumerate(errors, start=1) if e <= tolerance), None)
             if enough is not None:
                 return enough
             half, last = errors[trusted // 2 - 1], errors[-1]
-            if not last < half:
-                return None
             rate = math.log(half / last) / (trusted - trusted // 2)
-            beyond = math.log(last / tolerance) / rate
-            # The rate slackens a little on the way, and deriving again costs more than a margin.
-            return math.ceil(trusted + 1.5 * beyond) if beyond <= 0.6 * trusted else None
+            beyond = math.log(last / tolerance) / max(rate, 1e-3)
+            # The rate slackens a little on the way, and deriving again costs more than a margin or a refinement.
+            close = beyond <= 0.2 * trusted or self.levels >= FINEST
+            return math.ceil(trusted + 1.5 * beyond) if close else None
         if self.levels < 32:  # the slow rules need many nodes anyway, and a path that is known well
             return None
         n = 4 * self.levels
