@@ -97,7 +97,8 @@ def paper(model: Any, pair: tuple[str, str], layer: int, steps: int) -> float:
     """The error of the paper's sum, its reference terms included and consistently normalized."""
     (pa, ea, ra), (pb, eb, rb) = (paper_text(model, text, layer, steps) for text in pair)
     attributed = (pa @ pb.T).sum() + pa.sum(0) @ rb + pb.sum(0) @ ra + ra @ rb
-    return abs(float((ea @ eb - attributed) / ea.norm() / eb.norm()))
+    error = float((ea @ eb - attributed) / ea.norm() / eb.norm())
+    return abs(error)
 
 
 def retrivex(model: Any, pair: tuple[str, str], layer: int, steps: int) -> float:
@@ -122,7 +123,8 @@ def plain_passes(explainer: Explainer, text: str, passes: int) -> float:
     features = cut.features([read], [read.ids])
     batch = cut.head(features)[0].expand(passes, -1, -1).contiguous()
     with torch.no_grad():
-        return timed(partial(cut.tail(features), batch, torch.zeros(passes).long()), repeat=5, warm=True)[0]
+        seconds, _ = timed(partial(cut.tail(features), batch, torch.zeros(passes).long()), repeat=5, warm=True)
+    return seconds
 
 
 def derivatives(explainer: Explainer, text: str, nodes: int) -> float:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from whymatch.linear import speed_up
 from whymatch.text import Text
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Cut:
         self._layer = layer
         self._device = encoder.device
         self._tree = _copy_tree(encoder.model, cast, attention).eval()
+        speed_up(self._tree)
         # The length of a normalized embedding depends on all tokens at once; the engine divides by it afterwards.
         self.normalizes = isinstance(self._tree[-1], Normalize)
         while isinstance(self._tree[-1], Normalize):
