@@ -36,6 +36,7 @@ class Bucket:
         x, start = hidden.chunk(2)
         self._end, self._start = embedding.chunk(2)
         self._paths = Paths(cut.tail(both), start, x - start, cut.pass_bytes(x.shape[1], x.element_size()))
+        self._check_finite(_numpy(embedding))
         self._change = self._end - self._start
         self._size = self._end.norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
         # A model that normalizes divides the embedding, and so each of its parts, by its length.
@@ -147,11 +148,7 @@ class Bucket:
         whole = (self._change.norm(dim=1) / self._size).tolist()
         while True:
             errors = miss(found).tolist()
-            if not all(math.isfinite(errors[i]) for i in which):
-                raise ArithmeticError(
-                    f"the encoder is not finite on the path from the reference {settings.reference!r} at layer "
-                    f"{settings.layer}, so it cannot be integrated there: {shown(self.texts[which[0]].text)}"
-                )
+            self._check_finite(errors)
             short = [i for i in which if errors[i] > tolerance and nodes[i] < rule.bound]
             if settings.steps is not None or not short:
                 return found, nodes
@@ -164,6 +161,13 @@ class Bucket:
                 nodes[i] = min(rule.bound, math.ceil(nodes[i] * min(2, max(1.2, 1.05 * growth))) + 1)
             found[short] = compute(points(short))[short]
 
+    def _check_finite(self, values: Any) -> None:
+        if not np.isfinite(values).all():
+            raise ArithmeticError(
+                f"the encoder is not finite on the path from the reference {self._settings.reference!r} at layer "
+                f"{self._settings.layer}, so it cannot be integrated there: {shown(self.texts[0].text)}"
+            )
+
     @cached_property
     def _foreseen(self) -> list[int]:
         """How many nodes each text will need, from plain passes along its path."""
@@ -174,7 +178,9 @@ class Bucket:
             waiting = [i for i in range(len(probes)) if i not in nodes]
             missing = [probe.missing() if i in waiting else np.empty(0) for i, probe in enumerate(probes)]
             points = Points.of([(alpha, alpha) for alpha in missing], self._end)
-            values = np.split(_numpy(jacobian.values(self._paths, points)), np.cumsum(list(map(len, missing)))[:-1])
+            found = _numpy(jacobian.values(self._paths, points))
+            self._check_finite(found)
+            values = np.split(found, np.cumsum(list(map(len, missing)))[:-1])
             for i in waiting:
                 probes[i].add(values[i])
                 enough = probes[i].nodes(rule, tolerance)

@@ -245,9 +245,8 @@ def _wrap(model: Any, device: str | torch.device | None) -> Encoder:
                 f"device={str(device)!r}, but the model given is on {str(model.device)!r} and is never moved; "
                 "move it yourself, or give its name"
             )
-        card = getattr(model, "model_card_data", None)
-        name = getattr(card, "base_model", None) or getattr(model[0].config, "_name_or_path", "") if len(model) else ""
-        return Encoder(model, name or "SentenceTransformer")
+        config = getattr(model, "config", None)
+        return Encoder(model, getattr(config, "_name_or_path", "") or type(model).__name__)
     if model is None or isinstance(model, str | os.PathLike):
         return Encoder(*models.load(model, None if device is None else str(device)))
     raise TypeError(

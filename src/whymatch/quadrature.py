@@ -8,6 +8,7 @@ nodes than plain Gauss on sharp paths, and never more on flat ones (``docs/metho
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
@@ -142,5 +143,7 @@ class PathProbe:
             return math.ceil(trusted + 1.5 * beyond) if close else None
         if self.levels < 32:  # the slow rules need many nodes anyway, and a path that is known well
             return None
-        n = 4 * self.levels
-        return max(1, math.ceil(n * math.pow(error(n) / tolerance, 1 / rule.order)))
+        high = 1
+        while error(high) > tolerance and high < rule.bound:
+            high *= 2
+        return bisect_left(range(high), True, lo=max(1, high // 2), key=lambda n: error(n) <= tolerance)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+
+from whymatch.text import check_text, group_words, shown, tokenize, word_spans
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The coffee isn't good.", ["The", "coffee", "isn't", "good", "."]),
+        ("costs 1,299.50 (approx)", ["costs", "1,299.50", "(", "approx", ")"]),
+        ("well-known  'quoted' end.", ["well", "-", "known", "'", "quoted", "'", "end", "."]),
+        ("我喜欢 coffee", ["我", "喜", "欢", "coffee"]),
+        ("नमस्ते दुनिया", ["नमस्ते", "दुनिया"]),
+        ("cafe\u0301 au lait", ["cafe\u0301", "au", "lait"]),
+        ("שלום עולם", ["שלום", "עולם"]),
+        ("nice 👍🏽 one", ["nice", "👍🏽", "one"]),
+        ("a\tb\nc", ["a", "b", "c"]),
+        ("", []),
+        ("   ", []),
+    ],
+)
+def test_words_as_people_see_them(text, words):
+    assert [text[low:high] for low, high in word_spans(text)] == words
+
+
+def test_tokens_are_grouped_by_the_word_they_belong_to():
+    text = "unbelievable coffee."
+    offsets = [(0, 0), (0, 2), (2, 7), (7, 12), (13, 19), (19, 20), (0, 0)]
+    assert group_words(text, offsets) == [[0], [1, 2, 3], [4], [5], [6]]
+
+
+def test_a_token_that_spans_two_words_joins_them():
+    assert group_words("New York is big", [(0, 8), (9, 11), (12, 15)]) == [[0], [1], [2]]
+    assert group_words("New York", [(0, 2), (2, 6), (6, 8)]) == [[0, 1, 2]]
+
+
+def test_tokens_of_one_character_stay_together():
+    """Byte-level tokenizers cut one emoji into several tokens, all with the span of the whole."""
+    assert group_words("👍 ok", [(0, 1), (0, 1), (0, 1), (1, 4)]) == [[0, 1, 2], [3]]
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet"])
+def test_ids_labels_and_offsets_come_from_one_call(load, kind):
+    model = load(kind)
+    text = "The coffee isn't good, 😀 e\u0301 nobody drank it."
+    (read,) = tokenize(model, [text])
+    assert list(read.ids) == model.tokenizer(text)["input_ids"]
+    assert len(read.ids) == len(read.tokens) == len(read.offsets) == len(read.special)
+    assert list(read.tokens) == model.tokenizer.convert_ids_to_tokens(list(read.ids))
+    assert read.special == (True, *[False] * (len(read) - 2), True)
+    assert read.offsets[0] == read.offsets[-1] == (0, 0)
+    where = read.tokens.index("coffee" if kind != "roberta" else "Ġcoffee")
+    low, high = read.offsets[where]
+    assert text[low:high].strip() == "coffee"
+    assert not read.truncated
+
+
+def test_a_truncated_text_has_as_many_labels_as_rows(load):
+    """Tools that tokenize again by hand show 62 labels for 32 rows."""
+    model = load()
+    (read,) = tokenize(model, ["coffee " * 200])
+    assert read.truncated
+    assert len(read) == len(read.tokens) == len(read.offsets) == model.max_seq_length == 40
+    assert read.special[-1]
+
+
+def test_a_typed_special_token_is_content(load):
+    (read,) = tokenize(load(), ["[SEP] coffee"])
+    assert read.tokens[:2] == ("[CLS]", "[SEP]")
+    assert read.special[:2] == (True, False)
+    assert read.offsets[1] == (0, 5)
+
+
+def test_bad_texts_are_named():
+    with pytest.raises(TypeError, match=r"a text must be a str, not int: 42"):
+        check_text(42)
+    with pytest.raises(TypeError, match=r"not NoneType: None"):
+        check_text(None)
+    with pytest.raises(ValueError, match=r"lone surrogate \(U\+D800\) at character 3.*'abc\\ud800d'"):
+        check_text("abc\ud800d")
+
+
+def test_long_values_are_shortened_in_messages():
+    assert shown("x" * 1000) == repr("x" * 1000)[:60] + "… (1,002 characters)"
+
+
+def test_a_slow_tokenizer_is_refused():
+    class Slow:
+        tokenizer = object()
+
+    with pytest.raises(TypeError, match="need a fast tokenizer"):
+        tokenize(Slow(), ["a"])

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from test_explanation import explanation
+from whymatch.views.colours import ink, shade
+from whymatch.views.terminal import clean, report
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+def printed(why, width=80, top=5, **options) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, **options)
+    console.print(report(why, top, console.width))
+    return console.file.getvalue()
+
+
+def big(rows=60, columns=60):
+    names_a, names_b = (tuple(f"token{i}" for i in range(n)) for n in (rows, columns))
+    return explanation(
+        matrix=np.random.default_rng(0).standard_normal((rows, columns)),
+        effects_a=np.zeros(rows),
+        effects_b=np.zeros(columns),
+        tokens_a=names_a,
+        tokens_b=names_b,
+        offsets_a=((0, 0),) * rows,
+        offsets_b=((0, 0),) * columns,
+    )
+
+
+def test_colours_are_signed_and_centred_on_white():
+    assert shade(0, 1) == shade(5, 0) == (255, 255, 255)
+    red, _, blue = shade(1, 1)
+    assert red > blue
+    red, _, blue = shade(-1, 1)
+    assert blue > red
+    assert ink((255, 255, 255)) == "black"
+    assert ink(shade(-1, 1)) == "white"
+
+
+def test_the_terminal_shows_score_error_pairs_and_matrix():
+    out = printed(explanation())
+    assert "score 0.7500" in out
+    assert "error 0.0e+00" in out
+    assert "+0.5000" in out
+    assert "##believ" in out
+    assert "The second text is longer than the model reads" in out
+    assert "-0.200" in out
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_the_matrix_fits_the_terminal(width):
+    out = printed(big(), width=width)
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= width
+    assert "of 60 rows" in out
+
+
+def test_colour_can_be_switched_off():
+    assert "\x1b[" in printed(explanation(), force_terminal=True, color_system="truecolor")
+    assert "\x1b[" not in printed(explanation())
+
+
+def test_reference_terms_are_part_of_the_account():
+    from dataclasses import replace
+
+    why = explanation(effects_a=np.full(4, 0.1), constant=-0.4)
+    out = printed(replace(why, settings=replace(why.settings, fold_reference=False)))
+    assert "reference a +0.0000  b +0.4000  both -0.4000" in out
+
+
+def test_means_say_so():
+    assert "do not sum to the score" in printed(explanation().words("mean"))
+
+
+def test_a_token_cannot_move_the_cursor():
+    assert clean("a\x1b[31m\nb") == "a�[31m�b"
+    assert clean("internationalization", 8) == "interna…"
+    assert "\x1b" not in printed(explanation(tokens_b=("\x1b[2J", "[bold]x")))
+    assert "[bold]x" in printed(explanation(tokens_b=("a", "[bold]x")))
+
+
+@pytest.mark.parametrize("why", [explanation(), big(), explanation(tokens_a=("$x^2$", "a_b", "\\frac", "名"))])
+def test_the_heat_map_is_drawn(why, tmp_path):
+    figure, axes = why.plot()
+    assert [label.get_text().replace("\\$", "$") for label in axes.get_yticklabels()] == list(why.tokens_a)
+    assert f"{why.score:.4f}" in axes.get_title()
+    low, high = axes.images[0].get_clim()
+    assert low == -high
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a font without this character is not this test's matter
+        figure.savefig(tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_stands_alone_and_escapes():
+    why = explanation(text_a=HOSTILE, tokens_a=(HOSTILE, "b", "c", "d"))
+    page = why.to_html()
+    assert HOSTILE not in page
+    assert "<img" not in page
+    assert page.count("</script>") == 2
+    for outside in ("http://", "https://", "src=", "@import", "url("):
+        assert outside not in page.replace("src=x onerror", "")
+    assert "0.7500" in page
+
+
+def test_the_page_is_small():
+    assert len(big(40, 40).to_html().encode()) < 200_000
