@@ -15,9 +15,8 @@ def run(*args: str, code: int = 0, monkeypatch=None, capsys=None) -> tuple[str, 
     monkeypatch.setattr(sys, "argv", ["whymatch", *args])
     with pytest.raises(SystemExit) as stop:
         cli.main()
-        raise SystemExit(0)
-    assert (stop.value.code or 0) == code, capsys.readouterr()
     out = capsys.readouterr()
+    assert (stop.value.code or 0) == code, out
     return out.out, out.err
 
 

@@ -105,7 +105,7 @@ def test_threads_may_share_an_explainer(load):
     def work(i):
         try:
             found[i] = [explainer.explain(*pairs[i]).matrix for _ in range(3)]
-        except BaseException as error:  # noqa: BLE001 shown by the assertion below
+        except BaseException as error:  # the assertion below shows it
             found[i] = error
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(len(pairs))]

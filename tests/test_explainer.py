@@ -163,9 +163,12 @@ def test_a_text_is_decomposed_once_however_many_pairs_share_it(load, monkeypatch
 
     seen = []
     original = Bucket.decompose
-    monkeypatch.setattr(
-        Bucket, "decompose", lambda self, names=None, mode=None: [*map(seen.append, names), *original(self, names, mode)][len(names):]
-    )  # fmt: skip
+
+    def decompose(self, names):
+        seen.extend(names)
+        return original(self, names)
+
+    monkeypatch.setattr(Bucket, "decompose", decompose)
     query = "The coffee is bad and nobody drank it in the kitchen"
     pairs = [(query, f"bread {i}") for i in range(2 * PAIRS_TOGETHER)]
     results = list(Explainer(load(), layer=2).explain_many(pairs))
@@ -243,15 +246,14 @@ def test_any_text_is_explained_exactly(load, kind, name):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(a=st.text(max_size=40), b=st.text(st.characters(codec="utf-8"), max_size=40))
+@given(a=st.text(st.characters(), max_size=40), b=st.text(st.characters(codec="utf-8"), max_size=40))
 def test_any_text_is_exact_or_named(folders, a, b):
     explainer = _shared(folders)
-    try:
-        why = explainer.explain(a, b)
-    except ValueError as error:
-        assert "lone surrogate" in str(error)
-        assert any("\ud800" <= c <= "\udfff" for c in a + b)
+    if any("\ud800" <= character <= "\udfff" for character in a + b):
+        with pytest.raises(ValueError, match="lone surrogate"):
+            explainer.explain(a, b)
         return
+    why = explainer.explain(a, b)
     assert why.relative_error <= 1e-3
     for text, tokens, offsets in ((a, why.tokens_a, why.offsets_a), (b, why.tokens_b, why.offsets_b)):
         assert len(tokens) == len(offsets)

@@ -41,7 +41,7 @@ def each_row(texts=TEXTS):
 def test_a_linear_encoder_is_exact_with_one_node(rule):
     torch.manual_seed(0)
     weight = torch.randn(DIM, OUT, dtype=torch.float64)
-    lines = paths(lambda x, text: (x @ weight).sum(1))
+    lines = paths(lambda x, _text: (x @ weight).sum(1))
     found = forward(lines, points(1, rule), each_row())
     torch.testing.assert_close(found, lines.delta @ weight)
 

@@ -15,7 +15,7 @@ def test_a_folder_is_loaded(folders):
 
 def test_the_default_model_is_the_packaged_one(minilm):  # noqa: ARG001 it skips where there is none
     assert Explainer().settings.model == models.DEFAULT_MODEL
-    assert [model.name for model in models.installed()][0] == models.DEFAULT_MODEL
+    assert next(model.name for model in models.installed()) == models.DEFAULT_MODEL
     assert Explainer("all-MiniLM-L6-v2").settings.model == models.DEFAULT_MODEL
 
 
@@ -35,7 +35,7 @@ def test_an_unknown_model_says_what_is_here():
 
 
 def test_an_empty_folder_is_named(tmp_path):
-    with pytest.raises(ValueError, match="holds no model: it has neither modules.json nor config.json"):
+    with pytest.raises(ValueError, match=r"holds no model: it has neither modules\.json nor config\.json"):
         Explainer(tmp_path)
 
 

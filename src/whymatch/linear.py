@@ -1,7 +1,7 @@
 """A linear layer whose tangents cost one matrix product and nothing else.
 
 PyTorch's own forward rule also adds a zero tangent for the bias, and under ``vmap`` that zero is real memory: the
-whole result is read and written once more. Linear layers are most of an encoder, so this is a tenth of all the work.
+whole result is read and written once more.
 """
 
 from __future__ import annotations

@@ -1,0 +1,35 @@
+# Everything runs in .venv, which the first command makes. PYTHON chooses the interpreter it is made with.
+PYTHON ?= python3
+BIN := .venv/bin
+export HF_HUB_DISABLE_TELEMETRY := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/ready
+	mkdir -p demo
+	$(BIN)/whymatch explain "The coffee is not good." "This is bad coffee." --words \
+		--html demo/coffee.html --png demo/coffee.png --json demo/coffee.json
+	@echo "written: demo/coffee.html demo/coffee.png demo/coffee.json"
+
+test: .venv/ready
+	$(BIN)/python -m pytest
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/nodes.py
+	$(BIN)/python benchmarks/tables.py
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[model,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,107 @@
+"""Make the README's measured tables from the committed results, between its markers.
+
+python benchmarks/tables.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+README = HERE.parent / "README.md"
+
+
+def significant(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def small(value: float) -> str:
+    return f"{value:.0e}".replace("e-0", "e-")
+
+
+def peers() -> str:
+    results = json.loads((HERE / "results/peers.json").read_text())
+    lines = [
+        "| tokens | layer | whymatch | error | the paper's, 50 steps | error | retrivex, 50 steps | error | faster | "
+        "at equal error | ÷ floor |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for point in results["points"]:
+        ours = next(run for run in point["whymatch"] if run["tolerance"] == point["comparison"]["tolerance"])
+        both = [point["comparison"][name] for name in ("paper", "retrivex")]
+        cells = [
+            point["tokens"],
+            point["layer"],
+            f"{significant(ours['seconds'])} s",
+            small(ours["error"]),
+            *(cell for n in ("paper", "retrivex") for cell in times(point[n])),
+            f"{min(peer['times_faster'] for peer in both):.0f}×",
+            f"{min(peer['times_faster_at_equal_error'] for peer in both):,.0f}×",
+            f"{point['floor_ratio']:.2f}",
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    machine = results["machine"]
+    lines.append("")
+    lines.append(
+        f"Measured on {machine['cores']} cores of an {machine['cpu']}, torch {machine['torch']}, {machine['date']}, all "
+        "in one run (`make bench`)."
+    )
+    return "\n".join(lines)
+
+
+def times(peer: dict[str, Any]) -> tuple[str, str]:
+    return f"{significant(peer['seconds'])} s", small(peer["error"])
+
+
+def exactness() -> str:
+    results = json.loads((HERE / "results/exactness.json").read_text())
+    lines = ["| layer | form | tolerance | pairs | largest error | nodes, median / most |", "|---|---|---|---|---|---|"]
+    for row in sorted(results["rows"], key=lambda row: row["layer"]):
+        form = "the paper's" if row.get("fold_reference") is False else "folded"
+        form += ", dot" if row.get("similarity") == "dot" else ""
+        nodes = f"{row['nodes_median']:.0f} / {row['nodes_largest']}"
+        cells = [
+            row["layer"],
+            form,
+            small(row.get("tolerance", 1e-3)),
+            row["pairs"],
+            small(row["largest_error"]),
+            nodes,
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def nodes() -> str:
+    results = json.loads((HERE / "results/nodes.json").read_text())
+    lines = ["| layer | tolerance | plain Gauss | crowded |", "|---|---|---|---|"]
+    for row in results["rows"]:
+        counts = [f"{row[name]:g}" for name in ("plain", "crowded")]
+        lines.append("| " + " | ".join([str(row["layer"]), small(row["tolerance"]), *counts]) + " |")
+    ratio = results["one_tangent_over_plain_pass"]
+    return "\n".join([*lines, "", f"A pass with one tangent takes {ratio:.1f} times as long as a plain one."])
+
+
+def filled(text: str, name: str, table: str) -> str:
+    marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    if not marks.search(text):
+        raise ValueError(f"no marks for the table {name!r}")
+    return marks.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text)
+
+
+def main() -> None:
+    method = HERE.parent / "docs/method.md"
+    for path, name, make in ((README, "peers", peers), (method, "exactness", exactness), (method, "nodes", nodes)):
+        before = path.read_text(encoding="utf-8")
+        after = filled(before, name, make())
+        if "--check" in sys.argv and before != after:
+            sys.exit(f"{path.name} does not show the committed results: run python benchmarks/tables.py")
+        path.write_text(after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The README's code is run, its commands too, and its numbers are those of the committed results."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_python_runs_and_says_what_it_says(minilm, tmp_path, monkeypatch):  # noqa: ARG001 it skips where there is none
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    blocks = [code for language, code in BLOCKS if language == "python"]
+    assert len(blocks) == 3
+    exec(blocks[0], names)
+    why = names["why"]
+    assert f"{why.score:.4f}" == f"{why.matrix.sum():.4f}" == "0.8337"
+    assert why.error < 1e-3
+    assert [(pair.token_a, pair.token_b) for pair in why.top(3)] == [("coffee",) * 2, ("good", "bad"), ("not", "bad")]
+    assert names["page"].startswith("<!doctype html>")
+    for code in blocks[1:]:
+        exec(code, names)
+
+
+def test_the_commands_run(minilm, tmp_path):  # noqa: ARG001
+    lines = [line for language, code in BLOCKS if language == "sh" for line in code.splitlines()]
+    commands = [shlex.split(line) for line in lines if line.startswith("whymatch")]
+    assert len(commands) == 3
+    for command in commands:
+        program = [sys.executable, "-m", "whymatch.cli", *command[1:]]
+        done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"why.html", "why.json"}
+
+
+def test_the_two_commands_exist():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"demo", "test", "lint", "bench"} <= set(targets)
+    assert "make demo" in README
+    assert "make test" in README
+
+
+def test_the_tables_show_the_committed_results():
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/tables.py", "--check"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["peers", "exactness", "nodes"])
+def test_results_say_on_what_machine(name):
+    results = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+    assert {"cpu", "cores", "torch", "date"} <= set(results["machine"])
+
+
+def test_links_to_files_are_not_broken():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        if not target.startswith("http"):
+            assert (ROOT / target).is_file(), target
