@@ -47,8 +47,8 @@ def peers() -> str:
     machine = results["machine"]
     lines.append("")
     lines.append(
-        f"Measured on {machine['cores']} cores of an {machine['cpu']}, torch {machine['torch']}, {machine['date']}, all "
-        "in one run (`make bench`)."
+        f"Measured on {machine['cores']} cores of an {machine['cpu']}, torch {machine['torch']}, {machine['date']}, "
+        "all in one run (`make bench`)."
     )
     return "\n".join(lines)
 
@@ -59,20 +59,16 @@ def times(peer: dict[str, Any]) -> tuple[str, str]:
 
 def exactness() -> str:
     results = json.loads((HERE / "results/exactness.json").read_text())
-    lines = ["| layer | form | tolerance | pairs | largest error | nodes, median / most |", "|---|---|---|---|---|---|"]
-    for row in sorted(results["rows"], key=lambda row: row["layer"]):
-        form = "the paper's" if row.get("fold_reference") is False else "folded"
-        form += ", dot" if row.get("similarity") == "dot" else ""
-        nodes = f"{row['nodes_median']:.0f} / {row['nodes_largest']}"
-        cells = [
-            row["layer"],
-            form,
-            small(row.get("tolerance", 1e-3)),
-            row["pairs"],
-            small(row["largest_error"]),
-            nodes,
-        ]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    forms = ["folded, cosine", "folded, dot", "paper, cosine", "paper, dot"]
+    lines = [
+        "| layer | tolerance | pairs | " + " | ".join(forms) + " | nodes, median / most |",
+        "|---|---|---|" + "---|" * len(forms) + "---|",
+    ]
+    for row in sorted(results["rows"], key=lambda row: (-row["tolerance"], row["layer"])):
+        errors = [small(row["largest_error"][form]) for form in forms]
+        counts = f"{row['nodes_median']:.0f} / {row['nodes_largest']}"
+        cells = [str(row["layer"]), small(row["tolerance"]), str(row["pairs"]), *errors, counts]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

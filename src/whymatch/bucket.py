@@ -58,25 +58,23 @@ class Bucket:
             groups = self._end.new_zeros(tangents, texts, rows)
             for i in numbers:
                 groups[torch.arange(len(self._moving[i])), i, self._moving[i]] = 1
-            found, nodes = self._settle(
+            pushed, nodes = self._settle(
                 numbers,
                 lambda points: jacobian.forward(self._paths, points, groups),
-                lambda found: (found.sum(1) - self._change).norm(dim=1) / self._size,
+                lambda pushed: (pushed.sum(1) - self._change).norm(dim=1) / self._size,
             )
             for i in numbers:
-                parts[i, self._moving[i]] = found[i, : len(self._moving[i])]
+                parts[i, self._moving[i]] = pushed[i, : len(self._moving[i])]
         else:
             identity = torch.eye(dim, dtype=self._end.dtype, device=self._end.device).expand(texts, dim, dim)
-            found, nodes = self._settle(
+            pulled, nodes = self._settle(
                 numbers,
                 lambda points: jacobian.reverse(self._paths, points, identity),
-                lambda found: (found.sum(2) - self._change).norm(dim=1) / self._size,
+                lambda pulled: (pulled.sum(2) - self._change).norm(dim=1) / self._size,
             )
-            parts = found.transpose(1, 2)
+            parts = pulled.transpose(1, 2)
         parts, reference = parts * self._scale[:, None, None], self._start * self._scale[:, None]
-        if self._settings.fold_reference:
-            parts, reference = parts + reference[:, None] / rows, torch.zeros_like(reference)
-        return [
+        found = [
             Decomposition(
                 **self._side(i),
                 nodes=nodes[i],
@@ -86,6 +84,7 @@ class Bucket:
             )
             for i in numbers
         ]
+        return [dec.folded() for dec in found] if self._settings.fold_reference else found
 
     def project(self, name: str, other: Decomposition) -> Projection:
         """The products of one text's contributions with another text's decomposition, by reverse mode."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,15 @@ class Decomposition(Side):
         found = self.contributions.sum(0, dtype=np.float64) + self.reference
         missing = float(np.linalg.norm(found - self.embedding))
         return missing / (float(np.linalg.norm(self.embedding)) or 1.0)
+
+    def folded(self) -> Decomposition:
+        """The same with the reference given back to the tokens in equal shares, so that they alone sum up."""
+        return replace(
+            self,
+            contributions=self.contributions + self.reference / len(self.tokens),
+            reference=np.zeros_like(self.reference),
+            settings=replace(self.settings, fold_reference=True),
+        )
 
     def __repr__(self) -> str:
         return f"Decomposition({len(self.tokens)} tokens, error={self.error:.1e}, nodes={self.nodes}, {self.text!r})"
