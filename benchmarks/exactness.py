@@ -2,8 +2,9 @@
 
     python benchmarks/exactness.py DEV.CSV [--pairs 200] [--tight-pairs 200] [--layers 0 1 2 3 4 5 6]
 
-Writes ``benchmarks/results/exactness.json``: for each layer and tolerance the largest |score − attributed| in the folded
-form and in the paper's, for cosine and dot, the nodes, and the largest distance of the score from the library's own.
+Writes ``benchmarks/results/exactness.json``: for each layer and tolerance the largest |score − attributed| in the
+folded form and in the paper's, for cosine and dot, the nodes, and the largest distance of the score from the library's
+own.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def main() -> None:
     for tolerance, count in ((1e-3, arguments.pairs), (1e-6, arguments.tight_pairs)):
         for layer in sorted(arguments.layers, reverse=True):  # the cheap ones first
             rows.append(measure(model, pairs[:count], layer, tolerance))
+            RESULTS.parent.mkdir(exist_ok=True)
             RESULTS.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
 
 

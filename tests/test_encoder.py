@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from whymatch import Explainer, jacobian
-from whymatch.encoder import Encoder, find_blocks
+from whymatch.encoder import Cut, Encoder, find_blocks
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 
@@ -26,6 +26,7 @@ def state(model):
         "hooks": hooks,
         "device": str(model.device),
         "attention": model[0].auto_model.config._attn_implementation,
+        "tokenizer": (model.tokenizer.padding_side, model.tokenizer.truncation_side, model.max_seq_length),
         "gradients": [weight.grad for weight in model.parameters()],
     }
 
@@ -41,38 +42,53 @@ def assert_same(before, after):
 def test_the_model_is_untouched(load, training):
     model = load().train(training)
     model[0].auto_model.encoder.layer[1].register_forward_hook(lambda *_: None)
+    embedded = model.encode(list(PAIR))
+    model.train(training)  # encode itself puts a model into evaluation mode
     before = state(model)
     Explainer(model, layer=1).explain(*PAIR)
     Explainer(model, layer=2, tolerance=1e-6, fold_reference=False).decompose(list(PAIR))
     assert_same(before, state(model))
-    embedded = model.encode(list(PAIR))
-    Explainer(model).explain(*PAIR)
     assert (model.encode(list(PAIR)) == embedded).all()
 
 
 @pytest.mark.parametrize("stop", [RuntimeError("out of memory"), KeyboardInterrupt()])
-@pytest.mark.parametrize("after", [0, 1, 3])
-def test_the_model_is_untouched_after_an_exception(load, monkeypatch, stop, after):
+@pytest.mark.parametrize("where", ["head", "values", "jvp", "vjp"])
+def test_the_model_is_untouched_after_an_exception(load, monkeypatch, stop, where):
+    """Stopped in the encoder's run, in the probe, and amid forward and reverse derivatives, with the lock held."""
     model = load()
     embedded = model.encode(list(PAIR))
     before = state(model)
-    calls = iter(range(100))
+    explainer = Explainer(model)
     original = torch.nn.functional.softmax
+    reached = []
 
     def softmax(*args, **kwargs):
-        if next(calls) == after:
+        if reached:
             raise stop
         return original(*args, **kwargs)
 
-    explainer = Explainer(model)
+    def entered(function):
+        def run(*args, **kwargs):
+            reached.append(where)
+            return function(*args, **kwargs)
+
+        return run
+
+    target = Cut if where == "head" else jacobian
+    monkeypatch.setattr(target, where, entered(getattr(target, where)))
     monkeypatch.setattr(torch.nn.functional, "softmax", softmax)
     with pytest.raises(type(stop)):
         explainer.explain(*PAIR)
     monkeypatch.undo()
+    assert reached == [where]
     assert_same(before, state(model))
     assert (model.encode(list(PAIR)) == embedded).all()
-    assert jacobian.LOCK.acquire(blocking=False)  # and nothing is left locked
-    jacobian.LOCK.release()
+    free = []
+    thread = threading.Thread(target=lambda: free.append(jacobian.LOCK.acquire(blocking=False)))
+    thread.start()
+    thread.join()
+    assert free == [True]  # nothing is left locked
+    jacobian.LOCK = threading.RLock()  # the thread that took it is gone
     assert explainer.explain(*PAIR).relative_error < 1e-3
 
 
@@ -153,3 +169,45 @@ def test_a_model_that_begins_with_something_else_is_refused():
     model = SentenceTransformer(modules=[StaticEmbedding(build_tokenizer("bert").backend_tokenizer, embedding_dim=8)])
     with pytest.raises(TypeError, match="begins with StaticEmbedding, not with a transformer"):
         Explainer(model)
+
+
+def test_a_patched_module_is_refused(load):
+    """Its forward would run the model's own modules, not the copy's."""
+    model = load()
+    layer = model[0].auto_model.encoder.layer[1]
+    layer.forward = layer.forward
+    with pytest.raises(TypeError, match="a BertLayer of this model has a forward of its own"):
+        Explainer(model).explain(*PAIR)
+
+
+def test_truncated_dimensions_are_refused(load):
+    model = load()
+    model.truncate_dim = 8
+    with pytest.raises(ValueError, match="has truncate_dim=8, which is not supported"):
+        Explainer(model)
+
+
+def test_blocks_that_run_more_than_once_are_refused(load, tmp_path):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from transformers import AlbertConfig, AlbertModel
+
+    tokenizer = load().tokenizer
+    sizes = {"embedding_size": 8, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    AlbertModel(AlbertConfig(vocab_size=len(tokenizer), num_hidden_layers=3, **sizes)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = SentenceTransformer(modules=[Transformer(str(tmp_path)), Pooling(16, "mean")], device="cpu")
+    with pytest.raises(TypeError, match="the block at layer 0 ran 3 times in one pass"):
+        Explainer(model).explain(*PAIR)
+
+
+def test_the_models_own_prompt_is_part_of_the_text_it_reads(load):
+    model = load()
+    model.prompts, model.default_prompt_name = {"query": "bread: "}, "query"
+    why = Explainer(model, layer=1).explain(*PAIR)
+    assert why.score == pytest.approx(float(model.similarity(*map(model.encode, PAIR))), abs=1e-6)
+    assert why.relative_error < 1e-3
+    low, high = why.offsets_a[why.tokens_a.index("coffee")]
+    assert PAIR[0][low:high] == "coffee"
+    assert why.words().matrix.sum() == pytest.approx(why.matrix.sum())

@@ -192,7 +192,9 @@ def test_a_tolerance_out_of_reach_is_one_warning_and_the_true_error(load, monkey
 
     monkeypatch.setitem(quadrature.RULES, "gauss", quadrature.Rule("gauss", quadrature.RULES["gauss"].order, 2))
     explainer = Explainer(load(), tolerance=1e-5)
-    with pytest.warns(ToleranceWarning, match=r"1 of 1 pairs miss tolerance=1e-05 at the bound of 2 nodes") as caught:
+    with pytest.warns(
+        ToleranceWarning, match=r"1 of 1 pairs miss tolerance=1e-05, .* at the bound of 2 nodes"
+    ) as caught:
         why = explainer.explain(*PAIR)
     assert len(caught) == 1
     assert why.error > 1e-5
@@ -284,7 +286,8 @@ def _shared(folders) -> Explainer:
         ({"tolerance": 1e-9}, ValueError, r"tolerance=1e-09 cannot be met; .*in float32"),
         ({"tolerance": float("nan")}, ValueError, r"tolerance=nan cannot be met"),
         ({"tolerance": "low"}, ValueError, r"tolerance='low' cannot be met"),
-        ({"steps": 0}, ValueError, r"steps=0 is not a number of nodes"),
+        ({"steps": 0}, ValueError, r"steps=0 is not a number of nodes; give 1 to 2,048"),
+        ({"steps": 5000}, ValueError, r"steps=5000 is not a number of nodes"),
         ({"steps": 2.5}, ValueError, r"steps=2.5 is not a number of nodes"),
         ({"rule": "simpson"}, ValueError, r"rule='simpson' is not known"),
         ({"similarity": "euclidean"}, ValueError, r"similarity='euclidean' is not known; choose 'cosine', 'dot'"),
@@ -331,13 +334,23 @@ def test_a_path_that_is_not_finite_is_refused(load):
     model = load()
     explainer = Explainer(model, layer=1)
     with torch.no_grad():
-        model[0].auto_model.embeddings.word_embeddings.weight[model.tokenizer.pad_token_id] = float("inf")
-    with pytest.raises(ArithmeticError, match="not finite on the path from the reference 'pad' at layer 1"):
-        explainer.explain(*PAIR)
+        bread = model.tokenizer.convert_tokens_to_ids("bread")
+        model[0].auto_model.embeddings.word_embeddings.weight[bread] = float("inf")
+    texts = ["The coffee is bad.", "The bread is bad."]
+    with pytest.raises(ArithmeticError, match=r"not finite on the path from .* at layer 1.*: 'The bread is bad.'"):
+        explainer.decompose(texts)
+
+
+def test_rounding_of_the_models_own_scores_is_named_as_such(load):
+    """A half-precision model's score is off by more than a tight tolerance, whatever the nodes."""
+    with pytest.raises(ValueError, match=r"tolerance=0.001 cannot be met; give 6e-02 to 1 .*in bfloat16"):
+        Explainer(load("bert", torch.bfloat16))
 
 
 def test_progress_is_shown_on_request(load, capsys):
     explainer = Explainer(load(), layer=2)
     assert len(list(explainer.explain_many([PAIR], progress=True))) == 1
     assert len(explainer.decompose(list(PAIR), progress=True)) == 2
-    assert capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "pairs" in shown.err
+    assert shown.out == ""

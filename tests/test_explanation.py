@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,7 +122,9 @@ def test_a_real_explanation_survives_json(load, tmp_path):
         ({"format": "other"}, r"its format is 'other', not 'whymatch.explanation'"),
         ({"version": 99}, r"format version 99, and this whymatch reads 1"),
         ({"matrix": [[1.0]]}, "damaged"),
+        ({"matrix": [[0.1, 0.05, 0.0, 0.25], [0.0, -0.2, 0.05, 0.5]]}, r"damaged: matrix has the shape \(2, 4\)"),
         ({"offsets_a": [1]}, "damaged"),
+        ({"offsets_a": [[0, 1]]}, "damaged: there are not as many offsets as tokens"),
         ({"settings": {"model": "x"}}, "damaged"),
     ],
 )
@@ -154,6 +157,15 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
         explanation().save(tmp_path)
     with pytest.raises(OSError, match="cannot write"):
         explanation().save(tmp_path / "none" / "why.json")
+
+
+def test_links_and_devices_are_not_replaced(tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    explanation().save(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert Explanation.load(tmp_path / "real.json").score == 0.75
+    explanation().save("/dev/null")
+    assert not Path("/dev/null").is_file()
 
 
 def test_it_tells_where_it_came_from():

@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from test_explanation import explanation
@@ -59,6 +60,13 @@ def test_the_matrix_fits_the_terminal(width):
     assert "of 60 rows" in out
 
 
+def test_wide_characters_and_large_values_fit_too():
+    why = explanation(matrix=np.array([[123.4, -12.0]] * 4), tokens_b=("名前", "字"))
+    assert max(cell_len(line.rstrip()) for line in printed(why, width=40).splitlines()) <= 40
+    rows = printed(why, width=40).splitlines()[-4:]
+    assert len({cell_len(row.rstrip()) for row in rows}) == 1
+
+
 def test_colour_can_be_switched_off():
     assert "\x1b[" in printed(explanation(), force_terminal=True, color_system="truecolor")
     assert "\x1b[" not in printed(explanation())
@@ -70,6 +78,15 @@ def test_reference_terms_are_part_of_the_account():
     why = explanation(effects_a=np.full(4, 0.1), constant=-0.4)
     out = printed(replace(why, settings=replace(why.settings, fold_reference=False)))
     assert "reference a +0.0000  b +0.4000  both -0.4000" in out
+    paper = replace(why, settings=replace(why.settings, fold_reference=False))
+    assert "the cells and the reference terms sum to the score" in paper.plot()[1].get_title()
+    assert "The cells and the reference terms sum to the score" in paper.to_html()
+    assert "The cells sum to the score" in why.to_html()
+
+
+def test_values_in_cells_keep_their_digits():
+    _, axes = explanation(matrix=np.array([[10.5, 0.5], [-0.5, 100.25], [0, 0], [0, 0]])).plot()
+    assert {text.get_text() for text in axes.texts} == {"10.50", "100.25"}
 
 
 def test_means_say_so():

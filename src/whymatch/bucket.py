@@ -35,8 +35,8 @@ class Bucket:
         hidden, embedding = cut.head(both)
         x, start = hidden.chunk(2)
         self._end, self._start = embedding.chunk(2)
-        self._paths = Paths(cut.tail(both), start, x - start, cut.pass_bytes(x.shape[1], x.element_size()))
-        self._check_finite(_numpy(embedding))
+        self._paths = Paths(cut.tail(both), start, x - start, cut.pass_bytes(x.shape[1]), cut.depth)
+        self._check_finite((self._end + self._start).sum(1))
         self._change = self._end - self._start
         self._size = self._end.norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
         # A model that normalizes divides the embedding, and so each of its parts, by its length.
@@ -146,8 +146,9 @@ class Bucket:
         found = compute(points(which))
         whole = (self._change.norm(dim=1) / self._size).tolist()
         while True:
-            errors = miss(found).tolist()
-            self._check_finite(errors)
+            missed = miss(found)
+            self._check_finite(missed)
+            errors = missed.tolist()
             short = [i for i in which if errors[i] > tolerance and nodes[i] < rule.bound]
             if settings.steps is not None or not short:
                 return found, nodes
@@ -160,12 +161,14 @@ class Bucket:
                 nodes[i] = min(rule.bound, math.ceil(nodes[i] * min(2, max(1.2, 1.05 * growth))) + 1)
             found[short] = compute(points(short))[short]
 
-    def _check_finite(self, values: Any) -> None:
-        if not np.isfinite(values).all():
-            raise ArithmeticError(
-                f"the encoder is not finite on the path from the reference {self._settings.reference!r} at layer "
-                f"{self._settings.layer}, so it cannot be integrated there: {shown(self.texts[0].text)}"
-            )
+    def _check_finite(self, values: Tensor) -> None:
+        """One value per text; the first that is not finite is named."""
+        for text, finite in zip(self.texts, values.isfinite().tolist(), strict=True):
+            if not finite:
+                raise ArithmeticError(
+                    f"the encoder is not finite on the path from the reference {self._settings.reference!r} at layer "
+                    f"{self._settings.layer}, so it cannot be integrated there: {shown(text.text)}"
+                )
 
     @cached_property
     def _foreseen(self) -> list[int]:
@@ -177,9 +180,9 @@ class Bucket:
             waiting = [i for i in range(len(probes)) if i not in nodes]
             missing = [probe.missing() if i in waiting else np.empty(0) for i, probe in enumerate(probes)]
             points = Points.of([(alpha, alpha) for alpha in missing], self._end)
-            found = _numpy(jacobian.values(self._paths, points))
-            self._check_finite(found)
-            values = np.split(found, np.cumsum(list(map(len, missing)))[:-1])
+            found = jacobian.values(self._paths, points)
+            self._check_finite(found.new_zeros(len(self.texts)).index_add(0, points.text, found.sum(1)))
+            values = np.split(_numpy(found), np.cumsum(list(map(len, missing)))[:-1])
             for i in waiting:
                 probes[i].add(values[i])
                 enough = probes[i].nodes(rule, tolerance)
@@ -189,4 +192,5 @@ class Bucket:
 
 
 def _numpy(tensor: Tensor) -> NDArray[np.floating]:
-    return tensor.detach().cpu().numpy()
+    # A copy: a view of one text would keep the whole bucket alive.
+    return tensor.detach().cpu().numpy().copy()

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from whymatch import jacobian
 from whymatch.linear import speed_up
 from whymatch.text import Text
 
@@ -44,6 +45,8 @@ class Encoder:
                 f"{name!r} begins with {first}, not with a transformer: there are no blocks to cut it at. "
                 "Models that begin with a sentence-transformers Transformer module can be explained"
             )
+        if model.truncate_dim is not None:
+            raise ValueError(f"{name!r} has truncate_dim={model.truncate_dim}, which is not supported: set it to None")
         self.model = model
         self.name = name
         self.blocks = find_blocks(model)
@@ -62,9 +65,13 @@ class Encoder:
     def device(self) -> torch.device:
         return torch.device(self.model.device)
 
+    @property
+    def dimensions(self) -> int:
+        return int(self.model.get_embedding_dimension())
+
     def embed(self, texts: Sequence[str]) -> NDArray[np.floating]:
         """What the model itself gives, to which everything else is compared."""
-        twin = _copy_tree(self.model).eval()
+        twin = _copy_tree(self.model, Tensor.detach).eval()
         return np.asarray(twin.encode(list(texts), show_progress_bar=False))
 
     def cut(self, layer: int, dtype: torch.dtype, attention: str = "eager") -> Cut:
@@ -90,15 +97,17 @@ class Cut:
         while isinstance(self._tree[-1], Normalize):
             del self._tree[-1]
         self._injected: Tensor | None = None
-        self._captured: Tensor | None = None
-        self._beside: dict[int, tuple[Any, ...]] = {}  # what a block returned beside the hidden states
+        self._captured: list[Tensor] = []
+        self._beside: dict[int, tuple[Any, ...]] = {}  # what blocks return beside the hidden states, for the skipped
         blocks = list(self._tree.get_submodule(encoder.blocks).children())
+        self.depth = max(1, len(blocks) - layer)
         for number, block in enumerate(blocks):
             block.forward = self._gate(number, block.forward, last=number == len(blocks) - 1)
         config = encoder.model[0].auto_model.config
         wide = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         self._numbers_per_row = int(3 * wide + 6 * config.hidden_size)
         self._heads = int(getattr(config, "num_attention_heads", 1))
+        self._itemsize = dtype.itemsize
 
     def _gate(self, number: int, run: Callable[..., Any], last: bool) -> Callable[..., Any]:
         """Stands in for one block's ``forward``: records it, skips it, or feeds it the injected input."""
@@ -107,12 +116,12 @@ class Cut:
             injected = self._injected
             if injected is None:
                 if number == self._layer:
-                    self._captured = hidden_states
+                    self._captured.append(hidden_states)
                 out = run(hidden_states, *args, **kwargs)
                 if isinstance(out, tuple):
                     self._beside[number] = out[1:]
                 if last and number < self._layer:
-                    self._captured = out[0] if isinstance(out, tuple) else out
+                    self._captured.append(out[0] if isinstance(out, tuple) else out)
                 return out
             if number >= self._layer:
                 return run(injected if number == self._layer else hidden_states, *args, **kwargs)
@@ -131,29 +140,41 @@ class Cut:
 
     def head(self, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The representation at the cut (texts, rows, dim) and the embedding (texts, embedding)."""
-        with torch.no_grad():
-            embedding = self._tree(dict(features))["sentence_embedding"]
-        captured, self._captured = self._captured, None
-        assert captured is not None
-        return captured, embedding
+        texts, rows = features["input_ids"].shape
+        hidden, embeddings = [], []
+        for part in torch.arange(texts, device=self._device).split(jacobian.room(self.pass_bytes(rows), self._device)):
+            self._captured.clear()
+            with torch.no_grad():
+                embeddings.append(self._tree(_select(features, part))["sentence_embedding"])
+            if len(self._captured) != 1:
+                raise TypeError(
+                    f"the block at layer {self._layer} ran {len(self._captured)} times in one pass of the encoder; an "
+                    "encoder whose blocks share their weights, or do not run in their order, cannot be cut there"
+                )
+            hidden.append(self._captured[0])
+        return torch.cat(hidden), torch.cat(embeddings)
 
     def tail(self, features: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
         """The rest of the encoder, as a function of the representation and of whose it is."""
+        beside = dict(self._beside)  # of the texts whose features these are: their head ran last
 
         def run(x: Tensor, text: Tensor) -> Tensor:
-            batch = {key: value[text] if isinstance(value, Tensor) else value for key, value in features.items()}
-            self._injected = x
+            self._injected, self._beside = x, beside
             try:
-                out: Tensor = self._tree(batch)["sentence_embedding"]
+                out: Tensor = self._tree(_select(features, text))["sentence_embedding"]
             finally:
                 self._injected = None
             return out
 
         return run
 
-    def pass_bytes(self, rows: int, itemsize: int) -> int:
-        """An estimate of what one pass of the tail over one text holds at its peak."""
-        return itemsize * rows * (self._numbers_per_row + 4 * self._heads * rows)
+    def pass_bytes(self, rows: int) -> int:
+        """An estimate of what one pass over one text holds at its peak."""
+        return self._itemsize * rows * (self._numbers_per_row + 4 * self._heads * rows)
+
+
+def _select(features: dict[str, Any], text: Tensor) -> dict[str, Any]:
+    return {key: value[text] if isinstance(value, Tensor) else value for key, value in features.items()}
 
 
 def _copy_tree(
@@ -180,6 +201,11 @@ def _copy_tree(
     def visit(module: Any) -> Any:
         if id(module) in modules:
             return modules[id(module)]
+        if "forward" in vars(module):
+            raise TypeError(
+                f"a {type(module).__name__} of this model has a forward of its own (from accelerate, torch.compile or "
+                "a patch), which cannot be copied with it; load the model without that"
+            )
         twin = modules[id(module)] = module.__class__.__new__(module.__class__)
         for key, value in module.__dict__.items():
             if key == "_parameters" or key == "_buffers":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -68,16 +68,16 @@ class Explainer:
         tolerance: float = 1e-3,
         device: str | torch.device | None = None,
     ) -> None:
-        get_rule(rule)
-        if steps is not None and (not _is_int(steps) or not 1 <= steps <= 1_000_000):
-            raise ValueError(f"steps={steps!r} is not a number of nodes; give 1 or more, or None for the tolerance")
+        most = get_rule(rule).most
+        if steps is not None and (not _is_int(steps) or not 1 <= steps <= most):
+            raise ValueError(f"steps={steps!r} is not a number of nodes; give 1 to {most:,}, or None for the tolerance")
         if similarity not in (*SIMILARITIES, None):
             raise ValueError(f"similarity={similarity!r} is not known; choose 'cosine', 'dot' or None, the model's own")
         self._encoder = _wrap(model, device)
-        least = 1e-6 if self._encoder.dtype != torch.float64 else 1e-12
+        least = 8 * torch.finfo(self._encoder.dtype).eps
         if not isinstance(tolerance, int | float) or not least <= tolerance <= 1:
             raise ValueError(
-                f"tolerance={tolerance!r} cannot be met; give {least:g} to 1 (the model's own scores, in "
+                f"tolerance={tolerance!r} cannot be met; give {least:.0e} to 1 (the model's own scores, in "
                 f"{str(self._encoder.dtype).removeprefix('torch.')}, are no more exact than that)"
             )
         own = self._encoder.similarity
@@ -120,16 +120,21 @@ class Explainer:
 
     def explain_many(self, pairs: Iterable[tuple[str, str]], progress: bool = False) -> Iterator[Explanation]:
         """Explain pairs in order; texts run in batches, and a text that many pairs share runs once."""
-        pairs = _shown(pairs, "pairs") if progress else iter(pairs)
+        results = self._explain_windows(iter(pairs))
+        return _shown(results, "pairs", len(pairs) if isinstance(pairs, Sized) else None) if progress else results
+
+    def _explain_windows(self, pairs: Iterator[tuple[str, str]]) -> Iterator[Explanation]:
         known: dict[str, Decomposition] = {}
-        number = 0
+        number, warned = 0, False
         while window := [_check_pair(pair, number + i) for i, pair in enumerate(islice(pairs, PAIRS_TOGETHER))]:
             number += len(window)
             # What this window shares with the last one is kept; a query's decomposition so lasts while it is used.
             texts = {text for pair in window for text in pair}
             known = {text: found for text, found in known.items() if text in texts}
             results = self._explain_window(window, known)
-            _warn_missed([result.relative_error for result in results], self._settings, "pairs")
+            if not warned:
+                found = [(result.relative_error, max(result.nodes)) for result in results]
+                warned = _warn_missed(found, self._settings.tolerance, self._settings, "pairs")
             yield from results
 
     def decompose(self, texts: Sequence[str], progress: bool = False) -> list[Decomposition]:
@@ -140,13 +145,11 @@ class Explainer:
         distinct = list(dict.fromkeys(checked))
         found: dict[str, Decomposition] = {}
         chunks = [distinct[i : i + 4 * TEXTS_TOGETHER] for i in range(0, len(distinct), 4 * TEXTS_TOGETHER)]
-        for chunk in _shown(chunks, "chunks of texts") if progress else chunks:
+        for chunk in _shown(chunks, "texts", len(chunks)) if progress else chunks:
             for bucket in self._prepare(chunk).buckets(chunk):
                 found |= {dec.text: dec for dec in bucket.decompose()}
-        tolerance = self._settings.text_tolerance
-        _warn_missed(
-            [dec.error / tolerance * self._settings.tolerance for dec in found.values()], self._settings, "texts"
-        )
+        errors = [(dec.error, dec.nodes) for dec in found.values()]
+        _warn_missed(errors, self._settings.text_tolerance, self._settings, "texts")
         return [found[text] for text in checked]
 
     def pair(self, a: Decomposition, b: Decomposition) -> Explanation:
@@ -182,14 +185,15 @@ class Explainer:
         If it meets a single, shorter text, reverse mode along that one's rows gives their matrix with fewer passes.
         """
         rows = {text: len(dec.tokens) for text, dec in known.items()} | {name: len(text) for name, text in new.items()}
-        # At the input the template's own tokens do not move, and need no tangent.
+        dimensions = self._encoder.dimensions
+        # At the input of most models the template's own tokens do not move, and need no tangent.
         still = {name: sum(text.special) if self._settings.layer == 0 else 0 for name, text in new.items()}
         uses = Counter(text for pair in window for text in set(pair))
         found: dict[int, str] = {}
         for number, pair in enumerate(window):
             short, long = sorted(pair, key=lambda text: (text in new, rows[text]))
-            alone = long in new and uses[long] == 1 and long != short and short not in found.values()
-            if alone and REVERSE_COST * rows[short] < rows[long] - still[long]:
+            alone = long in new and uses[long] == 1 and long != short
+            if alone and REVERSE_COST * rows[short] < min(rows[long] - still[long], REVERSE_COST * dimensions):
                 found[number] = long
         return found
 
@@ -273,20 +277,29 @@ def _check_pair(pair: Any, number: int) -> tuple[str, str]:
     return check_text(pair[0]), check_text(pair[1])
 
 
-def _warn_missed(errors: Sequence[float], settings: Settings, what: str) -> None:
-    """One warning for a call, however many results miss the tolerance."""
-    missed = [error for error in errors if not error <= settings.tolerance]
-    if missed and settings.steps is None:
-        warnings.warn(
-            f"{len(missed)} of {len(errors)} {what} miss tolerance={settings.tolerance:g} at the bound of "
-            f"{get_rule(settings.rule).bound} nodes; the worst error is {max(missed):.1e}. Results are as they are; "
-            "a deeper layer or a larger tolerance converges sooner",
-            ToleranceWarning,
-            stacklevel=3,
-        )
+def _warn_missed(found: Sequence[tuple[float, int]], tolerance: float, settings: Settings, what: str) -> bool:
+    """One warning, however many results miss the tolerance; whether there was one."""
+    missed = [(error, nodes) for error, nodes in found if not error <= tolerance]
+    if not missed or settings.steps is not None:
+        return False
+    worst, nodes = max(missed)
+    bound = get_rule(settings.rule).bound
+    cause = (
+        f"at the bound of {bound} nodes; a deeper layer or a larger tolerance converges sooner"
+        if nodes >= bound
+        else f"although {nodes} nodes are enough: this is the rounding of the model's own scores"
+    )
+    warnings.warn(
+        f"{len(missed)} of {len(found)} {what} miss tolerance={settings.tolerance:g}, the worst with an error of "
+        f"{worst:.1e}, {cause}. Results are as they are",
+        ToleranceWarning,
+        stacklevel=3,
+    )
+    return True
 
 
-def _shown(items: Iterable[Any], what: str) -> Iterator[Any]:
+def _shown(items: Iterable[Any], what: str, total: int | None) -> Iterator[Any]:
+    from rich.console import Console
     from rich.progress import track
 
-    return iter(track(items, description=what))
+    return iter(track(items, description=what, total=total, console=Console(stderr=True)))

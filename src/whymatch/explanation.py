@@ -83,6 +83,15 @@ class Explanation:
         return self.reduce == "sum"
 
     @property
+    def account(self) -> str:
+        """What the matrix is of the score, in words for a view."""
+        if not self.sums_to_score:
+            return "means over words: they do not sum to the score"
+        if not self.settings.fold_reference:
+            return "the cells and the reference terms sum to the score"
+        return "the cells sum to the score"
+
+    @property
     def model(self) -> str:
         return self.settings.model
 
@@ -147,6 +156,7 @@ class Explanation:
         plain: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
+            value = [list(x) if isinstance(x, tuple) else x for x in value] if isinstance(value, tuple) else value
             plain[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
         return {"format": FORMAT, "version": VERSION, **plain, "settings": asdict(self.settings), "error": self.error}
 
@@ -164,11 +174,15 @@ class Explanation:
             values = {field.name: data[field.name] for field in fields(cls)}
             shape = (len(values["tokens_a"]), len(values["tokens_b"]))
             for name, size in (("matrix", shape), ("effects_a", shape[:1]), ("effects_b", shape[1:])):
-                values[name] = np.asarray(values[name], dtype=np.float64).reshape(size)
+                values[name] = np.asarray(values[name], dtype=np.float64)
+                if values[name].shape != size:
+                    raise ValueError(f"{name} has the shape {values[name].shape}, not {size}")
             for name in ("tokens_a", "tokens_b", "nodes", "modes"):
                 values[name] = tuple(values[name])
             for name in ("offsets_a", "offsets_b"):
                 values[name] = tuple((int(low), int(high)) for low, high in values[name])
+            if (len(values["offsets_a"]), len(values["offsets_b"])) != shape:
+                raise ValueError("there are not as many offsets as tokens")
             values["settings"] = Settings(**values["settings"])
         except KeyError as error:
             raise ValueError(f"this explanation has no {error.args[0]!r}: it is incomplete") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,20 +12,19 @@ from pathlib import Path
 @contextmanager
 def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path beside ``path`` to write to; it takes the place of ``path`` only if nothing went wrong."""
-    target = Path(path)
+    target = Path(path).resolve()  # a link stays a link, and what it names is replaced
     if target.is_dir():
-        raise IsADirectoryError(f"cannot write {str(target)!r}: it is a folder; name a file")
+        raise IsADirectoryError(f"cannot write {str(path)!r}: it is a folder; name a file")
+    if target.exists() and not target.is_file():  # a pipe or a device cannot be replaced
+        yield target
+        return
+    aside = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}{target.suffix}")
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=target.suffix, dir=target.parent)
+        aside.touch(exist_ok=False)
     except OSError as error:
-        raise OSError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
-    os.close(handle)
-    aside = Path(name)
+        raise OSError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
     try:
         yield aside
-        umask = os.umask(0)
-        os.umask(umask)
-        aside.chmod(0o666 & ~umask)  # mkstemp gives 0600, which is not what a saved result should have
         aside.replace(target)
     finally:
         aside.unlink(missing_ok=True)

@@ -34,6 +34,11 @@ CPU_BYTES = 128 * 2**20
 ACCELERATOR_BYTES = 1024 * 2**20
 
 
+def room(pass_bytes: int, device: torch.device) -> int:
+    """How many plain passes the working set may hold at once."""
+    return max(2, (CPU_BYTES if device.type == "cpu" else ACCELERATOR_BYTES) // pass_bytes)
+
+
 @dataclass(frozen=True)
 class Paths:
     """Straight lines in representation space for texts of one length."""
@@ -42,14 +47,13 @@ class Paths:
     start: Tensor  # (texts, rows, dim)
     delta: Tensor  # (texts, rows, dim)
     pass_bytes: int  # what one plain pass of the tail holds at its peak
+    depth: int = 1  # how many times that a pass holds when its activations are kept for reverse mode
 
     def at(self, alpha: Tensor, text: Tensor) -> Tensor:
         return self.start[text] + alpha[:, None, None] * self.delta[text]
 
     def room(self) -> int:
-        """How many plain passes the working set may hold at once."""
-        budget = CPU_BYTES if self.start.device.type == "cpu" else ACCELERATOR_BYTES
-        return max(2, budget // self.pass_bytes)
+        return room(self.pass_bytes, self.start.device)
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,8 @@ def reverse(paths: Paths, points: Points, cotangents: Tensor) -> Tensor:
     """
     count = cotangents.shape[1]
     out = cotangents.new_zeros(len(paths.start), count, paths.start.shape[1])
-    width = min(count, paths.room() - 1)
-    for piece in points.chunks(max(1, paths.room() // (width + 1))):
+    width = max(1, min(count, paths.room() - paths.depth))
+    for piece in points.chunks(max(1, paths.room() // (width + paths.depth))):
         primal, delta, text = paths.at(piece.alpha, piece.text), paths.delta[piece.text], piece.text
         weighted = delta * piece.weight[:, None, None]
         with LOCK, torch.no_grad():

