@@ -95,6 +95,7 @@ def test_an_unknown_model_is_code_2(whymatch):
     assert "cannot load the model 'acme/nothing'" in err
 
 
+@pytest.mark.filterwarnings("default")
 def test_a_missed_tolerance_is_said_on_standard_error(whymatch, monkeypatch):
     from whymatch import quadrature
 

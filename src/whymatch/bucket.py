@@ -193,4 +193,4 @@ class Bucket:
 
 def _numpy(tensor: Tensor) -> NDArray[np.floating]:
     # A copy: a view of one text would keep the whole bucket alive.
-    return tensor.detach().cpu().numpy().copy()
+    return np.array(tensor.detach().cpu().numpy())

@@ -142,7 +142,9 @@ class Cut:
         """The representation at the cut (texts, rows, dim) and the embedding (texts, embedding)."""
         texts, rows = features["input_ids"].shape
         hidden, embeddings = [], []
-        for part in torch.arange(texts, device=self._device).split(jacobian.room(self.pass_bytes(rows), self._device)):
+        size = jacobian.room(self.pass_bytes(rows), self._device)
+        for low in range(0, texts, size):
+            part = torch.arange(low, min(low + size, texts), device=self._device)
             self._captured.clear()
             with torch.no_grad():
                 embeddings.append(self._tree(_select(features, part))["sentence_embedding"])
