@@ -23,7 +23,6 @@ lint: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/peers.py
-	$(BIN)/python benchmarks/nodes.py
 	$(BIN)/python benchmarks/tables.py
 
 .venv/ready: pyproject.toml constraints.txt

@@ -66,16 +66,6 @@ def exactness() -> str:
     return "\n".join(lines)
 
 
-def nodes() -> str:
-    results = json.loads((HERE / "results/nodes.json").read_text())
-    lines = ["| layer | tolerance | plain Gauss | crowded |", "|---|---|---|---|"]
-    for row in results["rows"]:
-        counts = [f"{row[name]:g}" for name in ("plain", "crowded")]
-        lines.append("| " + " | ".join([str(row["layer"]), small(row["tolerance"]), *counts]) + " |")
-    ratio = results["one_tangent_over_plain_pass"]
-    return "\n".join([*lines, "", f"A pass with one tangent takes {ratio:.1f} times as long as a plain one."])
-
-
 def filled(text: str, name: str, table: str) -> str:
     marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not marks.search(text):
@@ -85,7 +75,7 @@ def filled(text: str, name: str, table: str) -> str:
 
 def main() -> None:
     method = HERE.parent / "docs/method.md"
-    for path, name, make in ((README, "peers", peers), (method, "exactness", exactness), (method, "nodes", nodes)):
+    for path, name, make in ((README, "peers", peers), (method, "exactness", exactness)):
         before = path.read_text(encoding="utf-8")
         after = filled(before, name, make())
         if "--check" in sys.argv and before != after:

@@ -1,8 +1,7 @@
 """Nodes and weights on [0, 1].
 
 The speed of an encoder along the path from "nothing" to the text is one bump near the middle. Gauss–Legendre
-nodes are therefore placed through a sinh map that crowds them there; it costs nothing and needs fewer nodes than plain
-Gauss on sharp paths, and about as many on flat ones (``docs/method.md`` has the numbers).
+nodes are therefore placed through a sinh map that crowds them there.
 """
 
 from __future__ import annotations
