@@ -6,8 +6,8 @@ from torch import nn
 
 from whymatch import jacobian
 from whymatch.jacobian import Paths, Points, forward, reverse, values
-from whymatch.linear import speed_up
 from whymatch.quadrature import RULES
+from whymatch.rules import speed_up
 
 TEXTS, ROWS, DIM, OUT = 3, 4, 5, 6
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whymatch import jacobian
-from whymatch.linear import speed_up
+from whymatch.attention import NAME, register
+from whymatch.rules import speed_up
 from whymatch.text import Text
 
 if TYPE_CHECKING:
@@ -74,8 +75,11 @@ class Encoder:
         twin = _copy_tree(self.model, Tensor.detach).eval()
         return np.asarray(twin.encode(list(texts), show_progress_bar=False))
 
-    def cut(self, layer: int, dtype: torch.dtype, attention: str = "eager") -> Cut:
-        """The encoder from ``layer`` on; fused kinds of attention have no forward-mode derivative."""
+    def cut(self, layer: int, dtype: torch.dtype, attention: str | None = None) -> Cut:
+        """The encoder from ``layer`` on; by default with an attention that has derivatives of both modes."""
+        if attention is None:
+            register()
+            attention = NAME if getattr(self.model[0].auto_model, "_supports_attention_backend", False) else "eager"
         return Cut(self, layer, dtype, attention)
 
 
@@ -106,7 +110,8 @@ class Cut:
         config = encoder.model[0].auto_model.config
         wide = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         self._numbers_per_row = int(3 * wide + 6 * config.hidden_size)
-        self._heads = int(getattr(config, "num_attention_heads", 1))
+        # Only the plain attention keeps weights of every head, tokens × tokens.
+        self._kept_heads = 0 if attention == NAME else int(getattr(config, "num_attention_heads", 1))
         self._itemsize = dtype.itemsize
 
     def _gate(self, number: int, run: Callable[..., Any], last: bool) -> Callable[..., Any]:
@@ -172,7 +177,7 @@ class Cut:
 
     def pass_bytes(self, rows: int) -> int:
         """An estimate of what one pass over one text holds at its peak."""
-        return self._itemsize * rows * (self._numbers_per_row + 4 * self._heads * rows)
+        return self._itemsize * rows * (self._numbers_per_row + 4 * self._kept_heads * rows)
 
 
 def _select(features: dict[str, Any], text: Tensor) -> dict[str, Any]:
