@@ -4,7 +4,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint table bench clean
 
 demo: .venv/ready
 	mkdir -p demo
@@ -20,9 +20,13 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+table: .venv/ready
+	WHYMATCH_TABLE=write $(BIN)/python -m pytest -q tests/test_table.py
+
 bench: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/length.py
 	$(BIN)/python benchmarks/tables.py
 
 .venv/ready: pyproject.toml constraints.txt

@@ -66,6 +66,20 @@ def exactness() -> str:
     return "\n".join(lines)
 
 
+def length() -> str:
+    results = json.loads((HERE / "results/length.json").read_text())
+    lines = ["| tokens | seconds | floor, seconds | ÷ floor |", "|---|---|---|---|"]
+    for row in results["rows"]:
+        cells = [
+            str(row["tokens"]),
+            significant(row["seconds"]),
+            significant(row["floor_seconds"]),
+            f"{row['ratio']:.2f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def filled(text: str, name: str, table: str) -> str:
     marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not marks.search(text):
@@ -75,7 +89,7 @@ def filled(text: str, name: str, table: str) -> str:
 
 def main() -> None:
     method = HERE.parent / "docs/method.md"
-    for path, name, make in ((README, "peers", peers), (method, "exactness", exactness)):
+    for path, name, make in ((README, "peers", peers), (method, "exactness", exactness), (method, "length", length)):
         before = path.read_text(encoding="utf-8")
         after = filled(before, name, make())
         if "--check" in sys.argv and before != after:

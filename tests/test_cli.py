@@ -20,8 +20,13 @@ def run(*args: str, code: int = 0, monkeypatch=None, capsys=None) -> tuple[str, 
     return out.out, out.err
 
 
+@pytest.fixture(scope="session")
+def folder(folders):
+    return folders("bert")  # built before any output is looked at
+
+
 @pytest.fixture
-def whymatch(monkeypatch, capsys, folders):
+def whymatch(monkeypatch, folder, capsys):
     import warnings
 
     monkeypatch.setenv("COLUMNS", "80")
@@ -29,7 +34,7 @@ def whymatch(monkeypatch, capsys, folders):
 
     def call(*args: str, code: int = 0, model: bool = True) -> tuple[str, str]:
         if model:
-            args = (*args, "--model", str(folders["bert"]))
+            args = (*args, "--model", str(folder))
         return run(*args, code=code, monkeypatch=monkeypatch, capsys=capsys)
 
     return call
@@ -52,7 +57,7 @@ def test_every_option_is_taken(whymatch, tmp_path):
         "--tolerance", "0.1", "--similarity", "dot", "--no-fold", *flags,
     )  # fmt: skip
     why = Explanation.load(files[0])
-    assert (why.layer, why.rule, why.nodes, why.similarity, why.unit) == (2, "right", (7, 7), "dot", "word")
+    assert (why.layer, why.rule, why.nodes, why.similarity, why.unit) == (2, "right", (7, 7), "dot", "words")
     assert not why.settings.fold_reference
     assert "reference a" in out
     assert files[1].read_bytes().startswith(b"\x89PNG")

@@ -28,6 +28,10 @@ def explanation(**changes) -> Explanation:
         "tokens_b": ("coffee", "!"),
         "offsets_a": ((0, 2), (2, 8), (8, 12), (13, 19)),
         "offsets_b": ((0, 6), (6, 7)),
+        "kinds_a": ("text",) * 4,
+        "kinds_b": ("text",) * 2,
+        "boxes_a": None,
+        "boxes_b": None,
         "truncated_a": False,
         "truncated_b": True,
         "nodes": (8, 9),
@@ -59,7 +63,7 @@ def test_words_keep_the_sum():
     assert words.offsets_a == ((0, 12), (13, 19))
     np.testing.assert_allclose(words.matrix, [[0.15, -0.15], [0.25, 0.5]])
     assert words.error == pytest.approx(0)
-    assert words.unit == "word"
+    assert words.unit == "words"
     assert words.sums_to_score
     assert_equal(words.words(), words)
 

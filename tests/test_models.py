@@ -8,8 +8,8 @@ from whymatch import Explainer, models
 
 
 def test_a_folder_is_loaded(folders):
-    explainer = Explainer(folders["bert"])
-    assert explainer.settings.model == str(folders["bert"])
+    explainer = Explainer(folders("bert"))
+    assert explainer.settings.model == str(folders("bert"))
     assert explainer.explain("coffee", "bad coffee").relative_error <= 1e-3
 
 

@@ -12,7 +12,14 @@ import whymatch
 
 
 def test_the_public_names_are_exactly_these():
-    assert sorted(whymatch.__all__) == ["Decomposition", "Explainer", "Explanation", "ToleranceWarning", "__version__"]
+    assert sorted(whymatch.__all__) == [
+        "Decomposition",
+        "Explainer",
+        "Explanation",
+        "ToleranceWarning",
+        "__version__",
+        "decompose_callable",
+    ]
     assert set(whymatch.__all__) <= set(dir(whymatch))
     for name in whymatch.__all__:
         assert getattr(whymatch, name) is not None
@@ -32,9 +39,12 @@ def test_the_contract_of_the_explainer():
         "steps": None,
         "tolerance": 1e-3,
         "device": None,
+        "blocks": None,
+        "groups": None,
+        "trust_remote_code": False,
     }
     public = {name for name in dir(whymatch.Explainer) if not name.startswith("_")}
-    assert public == {"decompose", "explain", "explain_many", "model", "num_layers", "pair", "settings"}
+    assert public == {"decompose", "explain", "explain_many", "features", "model", "num_layers", "pair", "settings"}
 
 
 def test_importing_is_light():

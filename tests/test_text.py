@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
-from whymatch.text import check_text, group_words, shown, tokenize, word_spans
+from whymatch.encoder import Encoder
+from whymatch.inputs import Reading, read_texts
+from whymatch.text import check_text, group_spans, group_words, sentence_spans, shown, word_spans
 
 
 @pytest.mark.parametrize(
@@ -45,13 +49,12 @@ def test_tokens_of_one_character_stay_together():
 def test_ids_labels_and_offsets_come_from_one_call(load, kind):
     model = load(kind)
     text = "The coffee isn't good, 😀 e\u0301 nobody drank it."
-    (read,) = tokenize(model, [text])
-    assert list(read.ids) == model.tokenizer(text)["input_ids"]
-    assert len(read.ids) == len(read.tokens) == len(read.offsets) == len(read.special)
-    assert list(read.tokens) == model.tokenizer.convert_ids_to_tokens(list(read.ids))
-    assert read.special == (True, *[False] * (len(read) - 2), True)
+    (read,) = Encoder(model, "tiny").read([text], Reading())
+    assert list(read.features["input_ids"]) == model.tokenizer(text)["input_ids"]
+    assert len(read) == len(read.tokens) == len(read.offsets) == len(read.features["input_ids"])
+    assert read.kinds == ("special", *["text"] * (len(read) - 2), "special")
     assert read.offsets[0] == read.offsets[-1] == (0, 0)
-    where = read.tokens.index("coffee" if kind != "roberta" else "Ġcoffee")
+    where = read.tokens.index("coffee")
     low, high = read.offsets[where]
     assert text[low:high].strip() == "coffee"
     assert not read.truncated
@@ -60,16 +63,16 @@ def test_ids_labels_and_offsets_come_from_one_call(load, kind):
 def test_a_truncated_text_has_as_many_labels_as_rows(load):
     """Tools that tokenize again by hand show 62 labels for 32 rows."""
     model = load()
-    (read,) = tokenize(model, ["coffee " * 200])
+    (read,) = Encoder(model, "tiny").read(["coffee " * 200], Reading())
     assert read.truncated
     assert len(read) == len(read.tokens) == len(read.offsets) == model.max_seq_length == 40
-    assert read.special[-1]
+    assert read.kinds[-1] == "special"
 
 
 def test_a_typed_special_token_is_content(load):
-    (read,) = tokenize(load(), ["[SEP] coffee"])
+    (read,) = Encoder(load(), "tiny").read(["[SEP] coffee"], Reading())
     assert read.tokens[:2] == ("[CLS]", "[SEP]")
-    assert read.special[:2] == (True, False)
+    assert read.kinds[:2] == ("special", "text")
     assert read.offsets[1] == (0, 5)
 
 
@@ -87,8 +90,35 @@ def test_long_values_are_shortened_in_messages():
 
 
 def test_a_slow_tokenizer_is_refused():
-    class Slow:
-        tokenizer = object()
+    class Slow(list):
+        prompts: ClassVar[dict[str, str]] = {}
+        default_prompt_name = None
 
-    with pytest.raises(TypeError, match="need a fast tokenizer"):
-        tokenize(Slow(), ["a"])
+        def preprocess(self, *_, **__):
+            return {"input_ids": [[1, 2]]}
+
+    with pytest.raises(TypeError, match="a fast tokenizer can be explained"):
+        read_texts(Slow([object()]), ["a"], Reading())
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("One here. Two there! Three?", ["One here.", "Two there!", "Three?"]),
+        ('He said "no." Then left', ['He said "no."', "Then left"]),
+        ("It costs 1.50 at whymatch.org today. Yes.", ["It costs 1.50 at whymatch.org today.", "Yes."]),
+        ("A title\n\nA line\nthat goes on. End", ["A title", "A line\nthat goes on.", "End"]),
+        ("我喜欢。你呢？", ["我喜欢。", "你呢？"]),
+        ("no mark", ["no mark"]),
+        ("  ", []),
+        ("", []),
+    ],
+)
+def test_sentences_as_people_see_them(text, sentences):
+    assert [text[low:high] for low, high in sentence_spans(text)] == sentences
+
+
+def test_tokens_in_no_span_stay_with_their_neighbours():
+    offsets = [(0, 0), (0, 3), (4, 7), (8, 11), (12, 15), (0, 0)]
+    assert group_spans(15, offsets, [(4, 7)], together=True) == [[0], [1], [2], [3, 4], [5]]
+    assert group_spans(15, offsets, [(4, 7)]) == [[0], [1], [2], [3], [4], [5]]

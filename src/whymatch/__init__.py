@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from whymatch.callables import decompose_callable
     from whymatch.decomposition import Decomposition
     from whymatch.explainer import Explainer, ToleranceWarning
     from whymatch.explanation import Explanation
 
-__all__ = ["Decomposition", "Explainer", "Explanation", "ToleranceWarning", "__version__"]
+__all__ = ["Decomposition", "Explainer", "Explanation", "ToleranceWarning", "__version__", "decompose_callable"]
 
 # Names are imported when they are used: torch takes seconds to load, and not everyone who imports this needs it.
 _HOMES = {
@@ -18,6 +19,7 @@ _HOMES = {
     "Explainer": "whymatch.explainer",
     "Explanation": "whymatch.explanation",
     "ToleranceWarning": "whymatch.explainer",
+    "decompose_callable": "whymatch.callables",
 }
 
 

@@ -25,11 +25,22 @@ SLICE_BYTES = 8 * 2**20
 
 
 def register() -> None:
-    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+    from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, eager_mask)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+def mask(batch_size: int, *args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+    """The mask to add to scores; one for the whole batch where nothing is padded, for it is tokens × tokens."""
+    from transformers.masking_utils import eager_mask
+
+    if attention_mask is not None and bool(attention_mask.all()):
+        attention_mask = None
+    size = 1 if attention_mask is None else batch_size
+    found: Tensor | None = eager_mask(size, *args, attention_mask=attention_mask, **kwargs)
+    return found
 
 
 def attend(
@@ -159,7 +170,8 @@ def _push(
     dk = dk.permute(1, 2, 0, 3, 4).mul(scale).flatten(2, 3).flatten(0, 1)  # (batch · heads, tangents · tokens, head)
     dv = dv.permute(1, 2, 3, 0, 4).flatten(3).flatten(0, 1)  # (batch · heads, tokens, tangents · head)
     flat_k, flat_v = k.flatten(0, 1), v.flatten(0, 1)
-    out = []
+    # One result that slices are written to: pieces kept between large passing ones would break the heap up.
+    out = v.new_empty(batch * heads, q.shape[2], count * v.shape[-1])
     for part in _slices(q, k, count):
         weights = _weights(q, k, bias, scale, part).flatten(0, 1)
         queries = weights.shape[1]
@@ -171,8 +183,8 @@ def _push(
         mean = torch.matmul(change, weights[..., None])
         change.sub_(mean).mul_(weights[:, :, None])
         moved = torch.bmm(change.view(batch * heads, queries * count, tokens), flat_v).view(batch * heads, queries, -1)
-        out.append(moved.baddbmm_(weights, dv).view(batch, heads, queries, count, -1))
-    return torch.cat(out, 2).permute(3, 0, 1, 2, 4)
+        out[:, part] = moved.baddbmm_(weights, dv)
+    return out.view(batch, heads, -1, count, v.shape[-1]).permute(3, 0, 1, 2, 4)
 
 
 def _pull(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, cotangent: Tensor) -> tuple[Tensor, ...]:
@@ -181,7 +193,7 @@ def _pull(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, co
     tokens = k.shape[2]
     cotangent = cotangent.permute(1, 2, 3, 0, 4)  # (batch, heads, queries, cotangents, head)
     flat_k, flat_v = k.flatten(0, 1), v.flatten(0, 1)
-    dq = []
+    dq = q.new_empty(batch * heads, q.shape[2], count * q.shape[-1])
     dk = q.new_zeros(batch * heads, count * tokens, q.shape[-1])
     dv = q.new_zeros(batch * heads, tokens, count * width)
     for part in _slices(q, k, count):
@@ -194,10 +206,10 @@ def _pull(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, co
         mean = torch.matmul(change, weights[..., None])
         change.sub_(mean).mul_(weights[:, :, None] * scale)
         moved = torch.bmm(change.view(batch * heads, queries * count, tokens), flat_k)
-        dq.append(moved.view(batch, heads, queries, count, -1))
+        dq[:, part] = moved.view(batch * heads, queries, -1)
         dk.baddbmm_(change.view(batch * heads, queries, count * tokens).mT, q[:, :, part].flatten(0, 1))
     return (
-        torch.cat(dq, 2).permute(3, 0, 1, 2, 4),
+        dq.view(batch, heads, -1, count, q.shape[-1]).permute(3, 0, 1, 2, 4),
         dk.view(batch, heads, count, tokens, -1).permute(2, 0, 1, 3, 4),
         dv.view(batch, heads, tokens, count, width).permute(3, 0, 1, 2, 4),
     )

@@ -1,9 +1,10 @@
-"""Deriving decompositions: texts of one length, from the encoder's values and derivatives to their sums."""
+"""Deriving decompositions: inputs of one shape, from an encoder's values and derivatives to their sums."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,59 +15,84 @@ from torch import Tensor
 
 from whymatch import jacobian
 from whymatch.decomposition import Decomposition, Projection, Settings
-from whymatch.encoder import Cut
 from whymatch.jacobian import Paths, Points
 from whymatch.quadrature import PathProbe, get_rule
-from whymatch.reference import reference_ids
-from whymatch.text import Text, shown
+from whymatch.text import shown
+
+# An embedding that changes so much of its length so close to its reference jumps there: no number of nodes will do.
+NEAR, JUMP = 5e-3, 0.25
 
 
 class Bucket:
-    """Texts with the same number of tokens, run through the encoder once and ready to be differentiated."""
+    """Inputs of one shape whose paths are known: ready to be differentiated.
+
+    Args:
+        paths: from the references to the inputs, and the groups whose contributions are wanted.
+        sides: what results say of each input beside its numbers: the fields of a :class:`Side`.
+        embeddings: what the encoder itself gives, in the end.
+        normalizes: whether those are divided by their length, which ``paths.tail`` does not do.
+        dimensions: how many of the tail's dimensions the embeddings have kept.
+    """
 
     def __init__(
-        self, cut: Cut, texts: Sequence[Text], embeddings: NDArray[np.floating], token: int, settings: Settings
+        self,
+        paths: Paths,
+        sides: Sequence[dict[str, Any]],
+        embeddings: NDArray[np.floating],
+        settings: Settings,
+        normalizes: bool = False,
+        dimensions: int | None = None,
     ) -> None:
-        self.texts = texts
-        self._numbers = {text.text: i for i, text in enumerate(texts)}
+        self.sides = sides
         self._embeddings = embeddings
         self._settings = settings
-        both = cut.features([*texts, *texts], [t.ids for t in texts] + [reference_ids(t, token) for t in texts])
-        hidden, embedding = cut.head(both)
-        x, start = hidden.chunk(2)
-        self._end, self._start = embedding.chunk(2)
-        self._paths = Paths(cut.tail(both), start, x - start, cut.pass_bytes(x.shape[1]), cut.depth)
-        self._check_finite((self._end + self._start).sum(1))
+        count = len(sides)
+        known = (np.array([0.0, NEAR, 1.0]), np.zeros(3))
+        values = jacobian.values(paths, Points.of([known] * count, paths.start)).view(count, 3, -1)
+        length = values[:, 2].norm(dim=1)
+        if dimensions is not None:
+            values, whole = values[..., :dimensions], paths.tail
+            paths = replace(paths, tail=lambda x, number: whole(x, number)[..., :dimensions])
+        self._paths = paths
+        self._start, near, self._end = values.unbind(1)
+        self._check_finite(values.sum((1, 2)))
+        tiny = torch.finfo(values.dtype).tiny
         self._change = self._end - self._start
-        self._size = self._end.norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
+        self._size = self._end.norm(dim=1).clamp_min(tiny)
+        for i, jump in enumerate(((near - self._start).norm(dim=1) / self._size).tolist()):
+            if jump > JUMP:
+                reason = f"the embedding jumps by {jump:.0%} where the path begins, as a LayerNorm of zero vectors does"
+                raise self._cannot_be_integrated(i, reason)
         # A model that normalizes divides the embedding, and so each of its parts, by its length.
-        self._scale = 1 / self._size if cut.normalizes else torch.ones_like(self._size)
-        # Rows that the reference shares with the text ([CLS] at layer 0) contribute nothing: no tangent for them.
-        self._moving = [row.nonzero()[:, 0] for row in (self._paths.delta != 0).any(-1)]
+        self._scale = 1 / length.clamp_min(tiny) if normalizes else torch.ones_like(length)
+        # Groups that the reference shares with the input ([CLS] at layer 0) contribute nothing: no tangent for them.
+        moving = paths.cells((paths.delta != 0).to(torch.int64)) > 0
+        owner = paths.owner.flatten(1)
+        self._moving = [own[(own >= 0) & moves].unique() for own, moves in zip(owner, moving, strict=True)]
 
-    def decompose(self, names: Iterable[str] | None = None, mode: str | None = None) -> list[Decomposition]:
-        """Decompose the texts, or the named ones, by the cheapest mode unless one is given."""
-        numbers = [self._numbers[name] for name in (self._numbers if names is None else names)]
-        texts, rows, dim = *self._paths.delta.shape[:2], self._end.shape[1]
+    def decompose(self, numbers: Sequence[int] | None = None, mode: str | None = None) -> list[Decomposition]:
+        """Decompose the inputs, or those of the given numbers, by the cheapest mode unless one is given."""
+        numbers = range(len(self.sides)) if numbers is None else numbers
+        inputs, groups, dim = len(self.sides), self._paths.groups, self._end.shape[1]
         tangents = max((len(self._moving[i]) for i in numbers), default=0)
         mode = mode or jacobian.cheapest(tangents, dim)
-        parts = self._end.new_zeros(texts, rows, dim)
-        nodes = [0] * texts
+        parts = self._end.new_zeros(inputs, groups, dim)
+        nodes = [0] * inputs
         if tangents == 0:
             mode = "none"
         elif mode == "forward":
-            groups = self._end.new_zeros(tangents, texts, rows)
+            which = self._paths.owner.new_full((tangents, inputs), -2)
             for i in numbers:
-                groups[torch.arange(len(self._moving[i])), i, self._moving[i]] = 1
+                which[: len(self._moving[i]), i] = self._moving[i]
             pushed, nodes = self._settle(
                 numbers,
-                lambda points: jacobian.forward(self._paths, points, groups),
+                lambda points: jacobian.forward(self._paths, points, which),
                 lambda pushed: (pushed.sum(1) - self._change).norm(dim=1) / self._size,
             )
             for i in numbers:
                 parts[i, self._moving[i]] = pushed[i, : len(self._moving[i])]
         else:
-            identity = torch.eye(dim, dtype=self._end.dtype, device=self._end.device).expand(texts, dim, dim)
+            identity = torch.eye(dim, dtype=self._end.dtype, device=self._end.device).expand(inputs, dim, dim)
             pulled, nodes = self._settle(
                 numbers,
                 lambda points: jacobian.reverse(self._paths, points, identity),
@@ -76,42 +102,44 @@ class Bucket:
         parts, reference = parts * self._scale[:, None, None], self._start * self._scale[:, None]
         found = [
             Decomposition(
-                **self._side(i),
+                **self.sides[i],
+                embedding=self._embeddings[i],
+                settings=self._settings,
                 nodes=nodes[i],
                 mode=mode,
                 reference=_numpy(reference[i]),
-                contributions=_numpy(parts[i]),
+                contributions=_numpy(parts[i][: len(self.sides[i]["tokens"])]),
             )
             for i in numbers
         ]
         return [dec.folded() for dec in found] if self._settings.fold_reference else found
 
-    def project(self, name: str, other: Decomposition) -> Projection:
-        """The products of one text's contributions with another text's decomposition, by reverse mode."""
-        i = self._numbers[name]
-        rows = len(self.texts[i])
+    def project(self, i: int, other: Decomposition) -> Projection:
+        """The products of one input's contributions with another's decomposition, by reverse mode."""
         fixed = bool(np.any(other.reference != 0))
         along = np.vstack([other.contributions, other.reference[None]]) if fixed else other.contributions
         cotangents = torch.as_tensor(along).to(self._end)  # (cotangents, dim)
         total = cotangents.sum(0)
         length = float(total.norm()) or 1.0
         if len(self._moving[i]) == 0:
-            found, nodes = cotangents.new_zeros(len(cotangents), rows), 0
+            found, nodes = cotangents.new_zeros(len(cotangents), self._paths.groups), 0
         else:
-            # The rows' sum is known: what misses it, along the sum of the cotangents, is the pair's own error.
+            # The groups' sum is known: what misses it, along the sum of the cotangents, is the pair's own error.
             every, counts = self._settle(
                 [i],
-                lambda points: jacobian.reverse(self._paths, points, cotangents.expand(len(self.texts), -1, -1)),
+                lambda points: jacobian.reverse(self._paths, points, cotangents.expand(len(self.sides), -1, -1)),
                 lambda found: (found.sum((1, 2)) - self._change @ total).abs() / length / self._size,
             )
             found, nodes = every[i], counts[i]
-        found, reference = found * self._scale[i], self._start[i] * self._scale[i]
+        shares = torch.as_tensor(self.sides[i]["shares"]).to(found)
+        found, reference = found[:, : len(shares)] * self._scale[i], self._start[i] * self._scale[i]
         if self._settings.fold_reference:
-            share = (cotangents @ reference) / rows
-            found, reference = found + share[:, None], torch.zeros_like(reference)
+            found, reference = found + (cotangents @ reference)[:, None] * shares, torch.zeros_like(reference)
         matrix, effects = (found[:-1], found[-1]) if fixed else (found, torch.zeros_like(found[0]))
         return Projection(
-            **self._side(i),
+            **self.sides[i],
+            embedding=self._embeddings[i],
+            settings=self._settings,
             nodes=nodes,
             mode="pairwise",
             reference=_numpy(reference),
@@ -119,24 +147,37 @@ class Bucket:
             effects=_numpy(effects),
         )
 
-    def _side(self, i: int) -> dict[str, Any]:
-        text = self.texts[i]
-        return {
-            "text": text.text,
-            "tokens": text.tokens,
-            "offsets": text.offsets,
-            "truncated": text.truncated,
-            "embedding": self._embeddings[i],
-            "settings": self._settings,
-        }
+    def features(self, row: int, dec: Decomposition) -> NDArray[np.floating]:
+        """One row of a single input's decomposition, feature by feature: (features, dim), which sums to that row."""
+        rows, width = self._paths.start.shape[1:]
+        owner = self._paths.owner.new_full((1, rows, width), -1)
+        owner[0, row] = torch.arange(width, device=owner.device)
+        paths = replace(self._paths, owner=owner, groups=width)
+        parts = self._end.new_zeros(width, self._end.shape[1])
+        if dec.nodes:
+            points = Points.of([get_rule(self._settings.rule)(dec.nodes)], self._end)
+            if jacobian.cheapest(width, len(dec.embedding)) == "forward":
+                parts = jacobian.forward(paths, points, torch.arange(width, device=owner.device)[:, None])[0]
+            else:
+                parts = jacobian.reverse(paths, points, torch.eye(len(dec.embedding)).to(parts)[None])[0].T
+        found = _numpy(parts * self._scale[0])
+        if self._settings.fold_reference:
+            found += _numpy(self._start[0] * self._scale[0]) * dec.shares[row] / width
+        return found
+
+    def mismatch(self) -> NDArray[np.floating]:
+        """How far the tail at each input's own representation is from the encoder's own embedding."""
+        found = _numpy(self._end * self._scale[:, None])
+        lengths = np.linalg.norm(self._embeddings, axis=1)
+        return np.asarray(np.linalg.norm(found - self._embeddings, axis=1) / np.maximum(lengths, 1e-30))
 
     def _settle(
         self, which: Sequence[int], compute: Callable[[Points], Tensor], miss: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, list[int]]:
-        """Compute with as many nodes as each text needs; measure; again, with more, where that was too few."""
+        """Compute with as many nodes as each input needs; measure; again, with more, where that was too few."""
         settings, rule = self._settings, get_rule(self._settings.rule)
         tolerance = settings.text_tolerance
-        nodes = list(self._foreseen) if settings.steps is None else [settings.steps] * len(self.texts)
+        nodes = list(self._foreseen) if settings.steps is None else [settings.steps] * len(self.sides)
 
         def points(of: Sequence[int]) -> Points:
             none = np.empty(0)
@@ -162,17 +203,20 @@ class Bucket:
             found[short] = compute(points(short))[short]
 
     def _check_finite(self, values: Tensor) -> None:
-        """One value per text; the first that is not finite is named."""
-        for text, finite in zip(self.texts, values.isfinite().tolist(), strict=True):
+        """One value per input; the first that is not finite is named."""
+        for i, finite in enumerate(values.isfinite().tolist()):
             if not finite:
-                raise ArithmeticError(
-                    f"the encoder is not finite on the path from the reference {self._settings.reference!r} at layer "
-                    f"{self._settings.layer}, so it cannot be integrated there: {shown(text.text)}"
-                )
+                raise self._cannot_be_integrated(i, "the encoder is not finite there")
+
+    def _cannot_be_integrated(self, i: int, reason: str) -> ArithmeticError:
+        return ArithmeticError(
+            f"the path from the reference {self._settings.reference!r} at layer {self._settings.layer} cannot be "
+            f"integrated: {reason}. Give another reference: {shown(self.sides[i]['text'])}"
+        )
 
     @cached_property
     def _foreseen(self) -> list[int]:
-        """How many nodes each text will need, from plain passes along its path."""
+        """How many nodes each input will need, from plain passes along its path."""
         rule, tolerance = get_rule(self._settings.rule), self._settings.text_tolerance
         probes = [PathProbe(_numpy(a), _numpy(b)) for a, b in zip(self._start, self._end, strict=True)]
         nodes: dict[int, int] = {}
@@ -181,7 +225,7 @@ class Bucket:
             missing = [probe.missing() if i in waiting else np.empty(0) for i, probe in enumerate(probes)]
             points = Points.of([(alpha, alpha) for alpha in missing], self._end)
             found = jacobian.values(self._paths, points)
-            self._check_finite(found.new_zeros(len(self.texts)).index_add(0, points.text, found.sum(1)))
+            self._check_finite(found.new_zeros(len(probes)).index_add(0, points.number, found.sum(1)))
             values = np.split(_numpy(found), np.cumsum(list(map(len, missing)))[:-1])
             for i in waiting:
                 probes[i].add(values[i])

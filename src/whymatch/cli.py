@@ -17,6 +17,8 @@ from whymatch.text import check_text
 if TYPE_CHECKING:
     from whymatch.explanation import Explanation
 
+PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tiff", ".webp"}
+
 app = typer.Typer(
     help="Why does this encoder say these two texts match?",
     no_args_is_help=True,
@@ -42,8 +44,8 @@ def root(
 
 @app.command()
 def explain(
-    text_a: Annotated[str, typer.Argument(help="The first text.")],
-    text_b: Annotated[str, typer.Argument(help="The second text.")],
+    text_a: Annotated[str, typer.Argument(help="The first text; the path of a picture, if the model reads them.")],
+    text_b: Annotated[str, typer.Argument(help="The second text, or picture.")],
     model: Annotated[str | None, typer.Option(help="A hub id or a folder. [default: all-MiniLM-L6-v2]")] = None,
     layer: Annotated[int, typer.Option(help="0 is the input embeddings, -1 the output.")] = 0,
     words: Annotated[bool, typer.Option("--words", help="Merge tokens to words.")] = False,
@@ -52,6 +54,15 @@ def explain(
     steps: Annotated[int | None, typer.Option(help="Nodes per text. [default: what the tolerance needs]")] = None,
     tolerance: Annotated[float, typer.Option(help="The largest error of the sum.")] = 1e-3,
     similarity: Annotated[str | None, typer.Option(help="cosine or dot. [default: the model's own]")] = None,
+    reference: Annotated[str, typer.Option(help="pad, unk or mask tokens, or a text, for no content.")] = "pad",
+    groups: Annotated[str | None, typer.Option(help="Explain words or sentences. [default: tokens]")] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option(metavar="NAME[,NAME]", help="The model's prompt for both texts, or for each.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="TASK[,TASK]", help="query, document, or query,document for each.")
+    ] = None,
+    blocks: Annotated[str | None, typer.Option(help="The model's list of blocks. [default: found]")] = None,
     no_fold: Annotated[bool, typer.Option("--no-fold", help="The paper's form, with its reference terms.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the explanation.")] = None,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a heat map.")] = None,
@@ -68,7 +79,7 @@ def explain(
     from whymatch import Explainer
 
     logging.disable_progress_bar()
-    why = Explainer(
+    explainer = Explainer(
         model,
         layer=layer,
         rule=rule,  # type: ignore[arg-type]  # checked there, with a message that says what is allowed
@@ -76,7 +87,12 @@ def explain(
         tolerance=tolerance,
         similarity=similarity,  # type: ignore[arg-type]
         fold_reference=not no_fold,
-    ).explain(text_a, text_b)
+        reference=reference,
+        groups=groups,  # type: ignore[arg-type]
+        blocks=blocks,
+    )
+    a, b = (_picture(text) if "image" in explainer.model.modalities else text for text in (text_a, text_b))
+    why = explainer.explain(a, b, prompt_name=_each(prompt_name), task=_each(task))
     view = why.words() if words else why
     if json is not None:
         view.save(json)
@@ -112,6 +128,18 @@ def list_models() -> None:
     for model in found:
         table.add_row(model.name, model.source)
     console.print(table)
+
+
+def _picture(text: str) -> str | Path:
+    """A text, or the path of the picture that it names."""
+    path = Path(text)
+    return path if path.suffix.lower() in PICTURES and path.is_file() else text
+
+
+def _each(names: str | None) -> str | tuple[str, str] | None:
+    """One name for both sides, or two that a comma parts."""
+    first, comma, second = (names or "").partition(",")
+    return (first.strip(), second.strip()) if comma else names
 
 
 def _check_writable(path: Path | None) -> None:

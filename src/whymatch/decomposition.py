@@ -1,4 +1,4 @@
-"""One text's embedding as a sum over its tokens."""
+"""One input's embedding as a sum over its tokens, or other groups of what it consists of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from whymatch.picture import Box
+from whymatch.quadrature import get_rule
 from whymatch.text import Span
 
 
@@ -30,14 +32,61 @@ class Settings:
         return math.sqrt(1 + self.tolerance) - 1
 
 
+SIMILARITIES = ("cosine", "dot")
+
+
+def check_settings(
+    *,
+    model: str,
+    reference: str,
+    fold_reference: bool,
+    similarity: str,
+    rule: str,
+    steps: int | None,
+    tolerance: float,
+    double: bool,
+    layer: int = 0,
+) -> Settings:
+    """Settings that can be met by an encoder of that precision; otherwise an error that names the one that cannot."""
+    most = get_rule(rule).most
+    if steps is not None and (not is_int(steps) or not 1 <= steps <= most):
+        raise ValueError(f"steps={steps!r} is not a number of nodes; give 1 to {most:,}, or None for the tolerance")
+    if similarity not in SIMILARITIES:
+        raise ValueError(f"similarity={similarity!r} is not known; choose 'cosine', 'dot' or None, the model's own")
+    least = 8 * float(np.finfo(np.float64 if double else np.float32).eps)
+    if not isinstance(tolerance, int | float) or not least <= tolerance <= 1:
+        raise ValueError(
+            f"tolerance={tolerance!r} cannot be met; give {least:.0e} to 1 (scores in "
+            f"{'double' if double else 'single'} precision are no more exact than that)"
+        )
+    return Settings(
+        model=model,
+        layer=layer,
+        reference=reference,
+        fold_reference=bool(fold_reference),
+        similarity=similarity,
+        rule=rule,
+        steps=None if steps is None else int(steps),
+        tolerance=float(tolerance),
+    )
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Side:
-    """What a text brings to a pair, however it was derived."""
+    """What an input brings to a pair, however it was derived. Tuples have one entry per token, or per group."""
 
-    text: str
+    text: str  # a picture's name
     tokens: tuple[str, ...]
     offsets: tuple[Span, ...]
+    kinds: tuple[str, ...]  # "text", "special", "prompt", "patch", or "group" where an entry has several
+    boxes: tuple[Box, ...] | None
     truncated: bool
+    unit: str  # what an entry is: a token, a word, a sentence, a span, a patch
+    shares: NDArray[np.floating]  # how much of the reference each entry takes when it is folded: its tokens
     embedding: NDArray[np.floating]  # (dim,) what the model's own ``encode`` gives
     reference: NDArray[np.floating]  # (dim,) the part of the embedding that belongs to no token; 0 when folded
     nodes: int
@@ -47,7 +96,7 @@ class Side:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Decomposition(Side):
-    """A text's embedding as a sum: ``contributions.sum(0) + reference`` is ``embedding``, up to ``error``."""
+    """An embedding as a sum: ``contributions.sum(0) + reference`` is ``embedding``, up to ``error``."""
 
     contributions: NDArray[np.floating]  # (tokens, dim)
 
@@ -62,13 +111,14 @@ class Decomposition(Side):
         """The same with the reference given back to the tokens in equal shares, so that they alone sum up."""
         return replace(
             self,
-            contributions=self.contributions + self.reference / len(self.tokens),
+            contributions=self.contributions + self.shares[:, None] * self.reference,
             reference=np.zeros_like(self.reference),
             settings=replace(self.settings, fold_reference=True),
         )
 
     def __repr__(self) -> str:
-        return f"Decomposition({len(self.tokens)} tokens, error={self.error:.1e}, nodes={self.nodes}, {self.text!r})"
+        size = f"{len(self.tokens)} {self.unit}s"
+        return f"Decomposition({size}, error={self.error:.1e}, nodes={self.nodes}, {self.text!r:.60})"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -9,7 +9,8 @@ there is nothing to restore after an exception, and threads and explainers canno
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,39 +20,43 @@ from torch import Tensor, nn
 
 from whymatch import jacobian
 from whymatch.attention import NAME, register
+from whymatch.inputs import Input, Reading, Value, batched, read_picture, read_texts, with_patches
+from whymatch.reference import Reference, content_ids
 from whymatch.rules import speed_up
-from whymatch.text import Text
+from whymatch.text import shown
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+# What a model is run on once, to see which of its parts run.
+SAMPLE = "a"
 
-def find_blocks(model: nn.Module) -> str:
-    """The name of the list of transformer blocks: the longest list of alike modules, outermost first."""
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    stacks = {name: blocks for name, blocks in lists.items() if len(blocks) and len(set(map(type, blocks))) == 1}
-    if not stacks:
-        tried = ", ".join(f"{name} ({len(blocks)})" for name, blocks in lists.items()) or "it has no ModuleList"
-        raise ValueError(f"no list of alike transformer blocks found in {type(model).__name__}; looked at: {tried}")
-    return str(max(stacks, key=lambda name: (len(stacks[name]), -name.count("."))))
+
+@dataclass(frozen=True)
+class Tower:
+    """What of a model runs for one kind of input: found by running it."""
+
+    blocks: str  # the name of the list of blocks
+    layers: int  # how often one of them runs: more often than there are blocks where they share their weights
+    rows: int  # the hidden states of the input that it was found with
+    normalizers: tuple[str, ...]  # Normalize modules that run last
+    first: str  # the module that reads inputs
+    entry: str | None  # the outermost module that is handed what the first block is: others inside may use it too
 
 
 class Encoder:
     """A SentenceTransformer with what the engine asks of it."""
 
-    def __init__(self, model: SentenceTransformer, name: str) -> None:
-        if len(model) == 0 or not hasattr(model[0], "auto_model"):
-            first = type(model[0]).__name__ if len(model) else "nothing"
-            raise TypeError(
-                f"{name!r} begins with {first}, not with a transformer: there are no blocks to cut it at. "
-                "Models that begin with a sentence-transformers Transformer module can be explained"
-            )
-        if model.truncate_dim is not None:
-            raise ValueError(f"{name!r} has truncate_dim={model.truncate_dim}, which is not supported: set it to None")
+    def __init__(self, model: SentenceTransformer, name: str, blocks: str | Sequence[str] | None = None) -> None:
+        if len(model) == 0:
+            raise TypeError(f"{name!r} has no modules: there is nothing to explain")
         self.model = model
         self.name = name
-        self.blocks = find_blocks(model)
-        self.num_layers = len(model.get_submodule(self.blocks))
+        self._blocks = None if blocks is None else _named_blocks(model, [blocks] if isinstance(blocks, str) else blocks)
+        self._towers: dict[Hashable, Tower] = {}
+        # Asymmetric models have a route for queries and one for documents; which is which, a pair says by its order.
+        routes = getattr(model[0], "sub_modules", {})
+        self.asymmetric = "query" in routes and "document" in routes
 
     @property
     def similarity(self) -> str:
@@ -67,121 +72,342 @@ class Encoder:
         return torch.device(self.model.device)
 
     @property
-    def dimensions(self) -> int:
-        return int(self.model.get_embedding_dimension())
+    def num_layers(self) -> int:
+        """Of the tower that a text goes through."""
+        if "text" not in self.model.modalities:
+            return self.tower(self.read([_blank()], Reading())[0]).layers
+        return self.tower(self.read([SAMPLE], Reading())[0]).layers
 
-    def embed(self, texts: Sequence[str]) -> NDArray[np.floating]:
+    def check_reference(self, reference: Reference) -> None:
+        """An error if the tokenizer has no such token, before any text is read."""
+        if isinstance(reference, str) and "text" in self.model.modalities:
+            content_ids(self.tokenizer(self.tower(self.read([SAMPLE], Reading())[0])), reference)
+
+    def read(self, values: Sequence[Value], reading: Reading) -> list[Input]:
+        """Preprocess inputs as the model itself does."""
+        twin = _copy_tree(self.model)  # preprocessing keeps notes in its modules
+        texts = [value for value in values if isinstance(value, str)]
+        if any(_is_media(text, self.model.modalities) for text in texts):
+            name = next(text for text in texts if _is_media(text, self.model.modalities))
+            raise ValueError(f"{shown(name)} names a file, which this model would open: give a Pillow image or a Path")
+        found = iter(read_texts(twin, texts, reading)) if texts else iter(())
+        return [next(found) if isinstance(value, str) else self._read_picture(twin, value, reading) for value in values]
+
+    def _read_picture(self, twin: Any, value: Value, reading: Reading) -> Input:
+        if "image" not in self.model.modalities:
+            raise TypeError(
+                f"{self.name!r} reads {', '.join(map(str, self.model.modalities))}, not pictures: {value!r:.80}"
+            )
+        given = read_picture(twin, value, reading)
+        tower = self.tower(given)
+        return with_patches(given, twin, tower.rows, _patch_size(self.model, tower))
+
+    def embed(self, inputs: Sequence[Input]) -> NDArray[np.floating]:
         """What the model itself gives, to which everything else is compared."""
         twin = _copy_tree(self.model, Tensor.detach).eval()
-        return np.asarray(twin.encode(list(texts), show_progress_bar=False))
+        reading = inputs[0].reading
+        kwargs = {} if reading.task is None else {"task": reading.task}
+        found: dict[int, NDArray[np.floating]] = {}
+        # Inputs of one length need no padding, which rounds, and to which not every model is blind.
+        alike: dict[Hashable, list[int]] = {}
+        for i, one in enumerate(inputs):
+            alike.setdefault((one.modality, len(one)), []).append(i)
+        for numbers in alike.values():
+            values = [inputs[i].value for i in numbers]
+            rows = twin.encode(values, prompt=reading.resolve(twin), show_progress_bar=False, **kwargs)
+            found |= zip(numbers, np.asarray(rows), strict=True)
+        return np.stack([found[i] for i in range(len(inputs))])
 
-    def cut(self, layer: int, dtype: torch.dtype, attention: str | None = None) -> Cut:
+    def tower(self, given: Input) -> Tower:
+        """The part of the model that runs for this input, and where it can be cut."""
+        key = (given.reading.task, given.modality)
+        if key not in self._towers:
+            self._towers[key] = self._trace(given)
+        return self._towers[key]
+
+    def _trace(self, given: Input) -> Tower:
+        twin = _copy_tree(self.model, Tensor.detach).eval()
+        ran: list[str] = []  # leaves, in the order in which they ended
+        readers: list[str] = []
+        states: dict[str, list[Any]] = {}  # what each list's blocks were handed
+        handed: dict[str, Any] = {}  # what each module was handed, first
+        lists: dict[str, Any] = {
+            name: module
+            for name, module in twin.named_modules()
+            if isinstance(module, nn.ModuleList) or name in (self._blocks or ())
+        }
+        owners = {id(block): name for name, blocks in lists.items() for block in blocks.children()}
+        for name, module in list(twin.named_modules()):
+
+            def forward(
+                *args: Any,
+                name: str = name,
+                module: Any = module,
+                run: Callable[..., Any] = module.forward,
+                **kwargs: Any,
+            ) -> Any:
+                if args or kwargs:
+                    handed.setdefault(name, _first_state(args, kwargs))
+                if id(module) in owners:
+                    states.setdefault(owners[id(module)], []).append(_first_state(args, kwargs))
+                if not readers and hasattr(module, "preprocess") and not hasattr(module, "sub_modules") and name:
+                    readers.append(name)
+                out = run(*args, **kwargs)
+                if not len(list(module.children())):
+                    ran.append(name)
+                return out
+
+            module.forward = forward
+        with torch.no_grad():
+            twin(batched([given.features], self.device))
+        blocks = self._choose(lists, states)
+        normalizers = []
+        for name in reversed(ran):
+            if type(twin.get_submodule(name)).__name__ != "Normalize":
+                break
+            normalizers.append(name)
+        state = states[blocks][0]
+        if not isinstance(state, Tensor) or state.ndim != 3:
+            raise TypeError(
+                f"the blocks {blocks!r} of {self.name!r} are not handed hidden states (inputs, tokens, dimensions); "
+                f"name others: {_how_to_name()}"
+            )
+        outside = [blocks.rsplit(".", n)[0] for n in range(blocks.count("."), 0, -1)]
+        entry = next((name for name in outside if handed.get(name) is state), None)
+        first = readers[0] if readers else "0"
+        return Tower(blocks, len(states[blocks]), state.shape[1], tuple(normalizers), first, entry)
+
+    def _choose(self, lists: dict[str, Any], states: dict[str, list[Any]]) -> str:
+        """The list of blocks: alike modules that ran, not inside another such list, that ran most often."""
+        if self._blocks is not None:
+            ran = [name for name in self._blocks if name in states]
+            if ran:
+                return ran[0]
+            raise ValueError(f"blocks={', '.join(map(repr, self._blocks))}: none of these ran for this input")
+        alike = [name for name in states if len(set(map(type, lists[name]))) == 1]
+        outer = [name for name in alike if not any(name.startswith(other + ".") for other in alike)]
+        if outer:
+            return max(outer, key=lambda name: len(states[name]))
+        tried = [f"{name} ({', '.join(sorted({type(m).__name__ for m in blocks}))})" for name, blocks in lists.items()]
+        first = type(self.model[0]).__name__
+        raise TypeError(
+            f"no list of alike blocks ran in {self.name!r}, which begins with {first}; looked at "
+            f"{'; '.join(tried) or 'its modules, none of which is a ModuleList'}. Name the blocks: {_how_to_name()}; "
+            "an encoder without blocks can be explained with whymatch.decompose_callable"
+        )
+
+    def tokenizer(self, tower: Tower) -> Any:
+        """The tokenizer of the module that reads inputs."""
+        return self.model.get_submodule(tower.first).tokenizer
+
+    def cut(self, tower: Tower, layer: int, dtype: torch.dtype, attention: str | None = None) -> Cut:
         """The encoder from ``layer`` on; by default with an attention that has derivatives of both modes."""
         if attention is None:
             register()
-            attention = NAME if getattr(self.model[0].auto_model, "_supports_attention_backend", False) else "eager"
-        return Cut(self, layer, dtype, attention)
+            takes_any = [
+                m._supports_attention_backend for m in self.model.modules() if hasattr(m, "_supports_attention_backend")
+            ]
+            attention = NAME if takes_any and all(takes_any) else "eager"
+        return Cut(self, tower, layer, dtype, attention)
 
 
 class Cut:
     """The encoder from block ``layer`` on, as a function of that block's input, without a last Normalize."""
 
-    def __init__(self, encoder: Encoder, layer: int, dtype: torch.dtype, attention: str) -> None:
-        from sentence_transformers.base.modules import Normalize
-
+    def __init__(self, encoder: Encoder, tower: Tower, layer: int, dtype: torch.dtype, attention: str) -> None:
         def cast(weight: Tensor) -> Tensor:
             return weight.detach().to(dtype) if weight.is_floating_point() else weight
 
+        self._tower = tower
         self._layer = layer
-        self._device = encoder.device
+        self._dtype = dtype
+        self.device = encoder.device
         self._tree = _copy_tree(encoder.model, cast, attention).eval()
         speed_up(self._tree)
         # The length of a normalized embedding depends on all tokens at once; the engine divides by it afterwards.
-        self.normalizes = isinstance(self._tree[-1], Normalize)
-        while isinstance(self._tree[-1], Normalize):
-            del self._tree[-1]
+        self.normalizes = bool(tower.normalizers)
+        for name in tower.normalizers:
+            self._tree.get_submodule(name).forward = lambda features: features
+        self.truncate_dim = encoder.model.truncate_dim
         self._injected: Tensor | None = None
-        self._captured: list[Tensor] = []
-        self._beside: dict[int, tuple[Any, ...]] = {}  # what blocks return beside the hidden states, for the skipped
-        blocks = list(self._tree.get_submodule(encoder.blocks).children())
-        self.depth = max(1, len(blocks) - layer)
-        for number, block in enumerate(blocks):
-            block.forward = self._gate(number, block.forward, last=number == len(blocks) - 1)
-        config = encoder.model[0].auto_model.config
-        wide = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        self._numbers_per_row = int(3 * wide + 6 * config.hidden_size)
+        self._captured: Tensor | None = None
+        self._calls = 0  # of blocks, in the pass that is running
+        self._beside: dict[int, list[tuple[Any, ...]]] = {}  # what blocks return beside the hidden states, by call
+        blocks = list(self._tree.get_submodule(tower.blocks).children())
+        self.depth = max(1, tower.layers - layer)
+        for block in blocks:
+            block.forward = self._gate(block.forward)
+        if layer == 0 and tower.entry is not None:
+            entry = self._tree.get_submodule(tower.entry)
+            entry.forward = self._entrance(entry.forward)
+        self._widths = [m.out_features for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
+        names = ("num_attention_heads", "num_heads", "n_heads")
+        heads = [getattr(m, name, 0) for block in blocks for m in block.modules() for name in names]
         # Only the plain attention keeps weights of every head, tokens × tokens.
-        self._kept_heads = 0 if attention == NAME else int(getattr(config, "num_attention_heads", 1))
-        self._itemsize = dtype.itemsize
+        self._kept_heads = 0 if attention == NAME else max((h for h in heads if isinstance(h, int)), default=1)
 
-    def _gate(self, number: int, run: Callable[..., Any], last: bool) -> Callable[..., Any]:
-        """Stands in for one block's ``forward``: records it, skips it, or feeds it the injected input."""
+    def _gate(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Stands in for a block's ``forward``: records it, skips it, or feeds it the injected input."""
+        layer, last = self._layer, self._tower.layers - 1
 
-        def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-            injected = self._injected
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            number, injected = self._calls, self._injected
+            self._calls += 1
             if injected is None:
-                if number == self._layer:
-                    self._captured.append(hidden_states)
-                out = run(hidden_states, *args, **kwargs)
+                if number == layer:
+                    self._captured = _first_state(args, kwargs)
+                    raise _Captured
+                out = run(*args, **kwargs)
                 if isinstance(out, tuple):
-                    self._beside[number] = out[1:]
-                if last and number < self._layer:
-                    self._captured.append(out[0] if isinstance(out, tuple) else out)
+                    self._beside.setdefault(number, []).append(out[1:])
+                if number == last < layer:
+                    self._captured = out[0] if isinstance(out, tuple) else out
+                    raise _Captured
                 return out
-            if number >= self._layer:
-                return run(injected if number == self._layer else hidden_states, *args, **kwargs)
-            passed = injected if last else hidden_states
-            return (passed, *self._beside[number]) if number in self._beside else passed
+            if number == layer:
+                args, kwargs = _with_state(args, kwargs, injected)
+            if number >= layer:
+                return run(*args, **kwargs)
+            passed = injected if number == last else _first_state(args, kwargs)
+            return (passed, *self._selected[number]) if number in self._selected else passed
 
         return forward
 
-    def features(self, texts: Sequence[Text], ids: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """The model's input for texts of one length, which need no padding."""
-        batch: dict[str, Any] = {"input_ids": torch.tensor(ids, device=self._device)}
-        for key, value in texts[0].features.items():
-            whole = isinstance(value, list)
-            batch[key] = torch.tensor([t.features[key] for t in texts], device=self._device) if whole else value
-        return batch
+    def _entrance(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Stands in for the module around the blocks, whose own input is what the first block is handed."""
 
-    def head(self, features: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """The representation at the cut (texts, rows, dim) and the embedding (texts, embedding)."""
-        texts, rows = features["input_ids"].shape
-        hidden, embeddings = [], []
-        size = jacobian.room(self.pass_bytes(rows), self._device)
-        for low in range(0, texts, size):
-            part = torch.arange(low, min(low + size, texts), device=self._device)
-            self._captured.clear()
-            with torch.no_grad():
-                embeddings.append(self._tree(_select(features, part))["sentence_embedding"])
-            if len(self._captured) != 1:
-                raise TypeError(
-                    f"the block at layer {self._layer} ran {len(self._captured)} times in one pass of the encoder; an "
-                    "encoder whose blocks share their weights, or do not run in their order, cannot be cut there"
-                )
-            hidden.append(self._captured[0])
-        return torch.cat(hidden), torch.cat(embeddings)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._injected is None:
+                self._captured = _first_state(args, kwargs)
+                raise _Captured
+            args, kwargs = _with_state(args, kwargs, self._injected)
+            return run(*args, **kwargs)
+
+        return forward
+
+    def head(self, features: dict[str, Any]) -> Tensor:
+        """The representation at the cut (inputs, rows, dim); the rest of the encoder does not run."""
+        some = features.get("input_ids", features.get("pixel_values"))
+        assert isinstance(some, Tensor)
+        hidden: list[Tensor] = []
+        size = jacobian.room(self.pass_bytes(self._tower.rows if some.ndim > 2 else some.shape[1]), self.device)
+        self._beside.clear()
+        for low in range(0, len(some), size):
+            self._calls, self._captured = 0, None
+            try:
+                with torch.no_grad():
+                    self._tree(self._cast(_select(features, torch.arange(low, min(low + size, len(some))))))
+            except _Captured:
+                pass
+            if self._captured is None:
+                raise TypeError(f"the blocks {self._tower.blocks!r} ran {self._calls} times, not {self._tower.layers}")
+            hidden.append(self._captured)
+        return torch.cat(hidden)
 
     def tail(self, features: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
         """The rest of the encoder, as a function of the representation and of whose it is."""
-        beside = dict(self._beside)  # of the texts whose features these are: their head ran last
+        # Of the inputs whose features these are: their head ran last.
+        beside = {number: _joined(parts) for number, parts in self._beside.items()}
 
-        def run(x: Tensor, text: Tensor) -> Tensor:
-            self._injected, self._beside = x, beside
+        def run(x: Tensor, which: Tensor) -> Tensor:
+            self._injected, self._calls = x, 0
+            self._selected = {
+                number: tuple(value[which] if batched else value for value, batched in found)
+                for number, found in beside.items()
+            }
             try:
-                out: Tensor = self._tree(_select(features, text))["sentence_embedding"]
+                out: Tensor = self._tree(self._cast(_select(features, which)))["sentence_embedding"]
             finally:
                 self._injected = None
             return out
 
         return run
 
+    def _cast(self, features: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: value.to(self._dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+            for key, value in features.items()
+        }
+
     def pass_bytes(self, rows: int) -> int:
-        """An estimate of what one pass over one text holds at its peak."""
-        return self._itemsize * rows * (self._numbers_per_row + 4 * self._kept_heads * rows)
+        """An estimate of what one pass over one input holds at its peak."""
+        wide, narrow = max(self._widths, default=4096), min(self._widths, default=1024)
+        return self._dtype.itemsize * rows * (3 * wide + 6 * narrow + 4 * self._kept_heads * rows)
 
 
-def _select(features: dict[str, Any], text: Tensor) -> dict[str, Any]:
-    return {key: value[text] if isinstance(value, Tensor) else value for key, value in features.items()}
+class _Captured(Exception):  # noqa: N818 it is no error: it ends a pass that has done its work
+    pass
+
+
+def _first_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A block's hidden states: its first argument, or the first of its keywords."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def _with_state(args: tuple[Any, ...], kwargs: dict[str, Any], state: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if args:
+        return (state, *args[1:]), kwargs
+    return args, kwargs | {next(iter(kwargs)): state}
+
+
+def _joined(parts: list[tuple[Any, ...]]) -> list[tuple[Any, bool]]:
+    """What a block returned in each piece of the head, as one value, and whether it has an entry for each input."""
+    found = []
+    for values in zip(*parts, strict=True):
+        tensors = isinstance(values[0], Tensor) and values[0].ndim > 0
+        each = tensors and (len(values[0]) > 1 or not all(torch.equal(value, values[0]) for value in values))
+        found.append((torch.cat(values) if each else values[0], each))
+    return found
+
+
+def _named_blocks(model: Any, names: Sequence[str]) -> list[str]:
+    """Full names of the lists of blocks that a user names, from the model's top or from its transformer's."""
+    known = dict(model.named_modules())
+    found = []
+    for name in names:
+        full = name if name in known else next((each for each in known if each.endswith("." + name)), None)
+        if full is None or not len(list(known[full].children())):
+            lists = [each for each, module in known.items() if isinstance(module, nn.ModuleList)]
+            raise ValueError(
+                f"blocks={name!r} is not a list of blocks of this model; it has {', '.join(lists) or 'none'}"
+            )
+        found.append(full)
+    return found
+
+
+def _how_to_name() -> str:
+    return 'Explainer(model, blocks="path.to.blocks")'
+
+
+def _blank() -> Any:
+    from PIL import Image
+
+    return Image.new("RGB", (224, 224))
+
+
+def _is_media(text: str, modalities: Sequence[Any]) -> bool:
+    """Whether sentence-transformers would take this text for the name or address of a file."""
+    if set(modalities) <= {"text"}:
+        return False
+    from sentence_transformers.base.modality import infer_modality
+
+    return bool(infer_modality(text, supported_modalities=list(modalities)) != "text")
+
+
+def _patch_size(model: Any, tower: Tower) -> int:
+    """The size of a patch, from the module that cuts the picture: the convolution as wide as its stride."""
+    for name, module in model.named_modules():
+        if (
+            isinstance(module, nn.Conv2d)
+            and module.kernel_size == module.stride
+            and name.split(".")[0] == tower.first.split(".")[0]
+        ):
+            return int(module.stride[0])
+    raise TypeError(f"no patches found in the tower of {tower.blocks!r}: its pictures are not cut by one convolution")
+
+
+def _select(features: dict[str, Any], which: Tensor) -> dict[str, Any]:
+    return {key: value[which] if isinstance(value, Tensor) else value for key, value in features.items()}
 
 
 def _copy_tree(
@@ -203,6 +429,7 @@ def _copy_tree(
         if id(value) not in configs:
             configs[id(value)] = copy.deepcopy(value)
             configs[id(value)]._attn_implementation = attention
+            configs[id(value)].use_cache = False
         return configs[id(value)]
 
     def visit(module: Any) -> Any:

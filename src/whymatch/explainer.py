@@ -5,33 +5,50 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whymatch import models
+from whymatch import jacobian, models
 from whymatch.bucket import Bucket
-from whymatch.decomposition import Decomposition, Settings
+from whymatch.decomposition import SIMILARITIES, Decomposition, Settings, check_settings, is_int
 from whymatch.encoder import Cut, Encoder
 from whymatch.explanation import Explanation, combine
-from whymatch.jacobian import LOCK, REVERSE_COST
+from whymatch.groups import Groups, check_groups, grouped
+from whymatch.inputs import Input, Reading, Value, batched, check_input, key_of
+from whymatch.jacobian import LOCK, REVERSE_COST, Paths
 from whymatch.quadrature import get_rule
-from whymatch.reference import check_reference
-from whymatch.text import Text, check_text, tokenize
+from whymatch.reference import Reference, check_reference, name_of, reference_features, reference_states
+from whymatch.text import shown
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-SIMILARITIES = ("cosine", "dot")
-# Texts of one length that run through the encoder together, and pairs that are looked at together for texts
+T = TypeVar("T")
+Both: TypeAlias = T | tuple[T, T]  # one for both sides, or one for each
+
+# Inputs of one length that run through the encoder together, and pairs that are looked at together for inputs
 # they share: enough to fill the machine, few enough to bound what is held.
 TEXTS_TOGETHER = 32
 PAIRS_TOGETHER = 64
+
+
+@dataclass(frozen=True)
+class Request:
+    """One side of a pair, as it was asked for."""
+
+    value: Value
+    reading: Reading
+    groups: Groups
+
+    @property
+    def key(self) -> Hashable:
+        return key_of(self.value, self.reading), self.groups
 
 
 class ToleranceWarning(UserWarning):
@@ -45,7 +62,9 @@ class Explainer:
         model: a hub id, a folder or a SentenceTransformer; None is the default model.
         layer: where the encoder is cut: 0 explains the input embeddings, ``num_layers`` the last block's output;
             negative numbers count from there.
-        reference: what stands for no content: ``"pad"``, ``"unk"`` or ``"mask"`` tokens.
+        reference: what stands for no content: ``"pad"``, ``"unk"`` or ``"mask"`` tokens; another text, whose tokens
+            are repeated as often as needed; or a function that is handed an input's representation at the layer
+            (rows, dimensions) and gives one of that shape. A picture's is blank unless a function gives it.
         fold_reference: give the reference's embedding back to the tokens, so that the matrix alone sums to the
             score. False is the form of the paper, with its reference terms.
         similarity: ``"cosine"`` or ``"dot"``; None is the model's own.
@@ -53,6 +72,10 @@ class Explainer:
         steps: nodes per text; None is as many as the tolerance needs.
         tolerance: the bound on |score − attributed| ÷ (‖e(a)‖ ‖e(b)‖).
         device: where a model that is named, not given, is loaded.
+        blocks: the name of the model's list of blocks (or the names, of a model with two towers), where it is not
+            found by itself.
+        groups: what is explained: tokens (None), ``"words"`` or ``"sentences"``. A group costs what a token costs.
+        trust_remote_code: whether a model that is named may bring code of its own.
     """
 
     def __init__(
@@ -60,49 +83,46 @@ class Explainer:
         model: str | os.PathLike[str] | SentenceTransformer | None = None,
         *,
         layer: int = 0,
-        reference: str = "pad",
+        reference: Reference = "pad",
         fold_reference: bool = True,
         similarity: Literal["cosine", "dot"] | None = None,
         rule: Literal["gauss", "midpoint", "right"] = "gauss",
         steps: int | None = None,
         tolerance: float = 1e-3,
         device: str | torch.device | None = None,
+        blocks: str | Sequence[str] | None = None,
+        groups: Literal["words", "sentences"] | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
-        most = get_rule(rule).most
-        if steps is not None and (not _is_int(steps) or not 1 <= steps <= most):
-            raise ValueError(f"steps={steps!r} is not a number of nodes; give 1 to {most:,}, or None for the tolerance")
-        if similarity not in (*SIMILARITIES, None):
-            raise ValueError(f"similarity={similarity!r} is not known; choose 'cosine', 'dot' or None, the model's own")
-        self._encoder = _wrap(model, device)
-        double = self._encoder.dtype == torch.float64
-        least = 8 * torch.finfo(torch.float64 if double else torch.float32).eps
-        if not isinstance(tolerance, int | float) or not least <= tolerance <= 1:
-            raise ValueError(
-                f"tolerance={tolerance!r} cannot be met; give {least:.0e} to 1 (scores in "
-                f"{'double' if double else 'single'} precision are no more exact than that)"
-            )
+        get_rule(rule)
+        self._reference = check_reference(reference)
+        self._groups = check_groups(groups)
+        self._encoder = _wrap(model, device, blocks, trust_remote_code)
         own = self._encoder.similarity
         if similarity is None and own not in SIMILARITIES:
             raise ValueError(
                 f"the similarity of {self._encoder.name!r} is {own!r}, which is not a product of embeddings; "
                 "give similarity='cosine' or 'dot'"
             )
-        self._token = check_reference(self._encoder.model.tokenizer, reference)
-        self._settings = Settings(
+        self._num_layers = self._encoder.num_layers
+        self._given_layer = layer
+        self._settings = check_settings(
             model=self._encoder.name,
-            layer=_check_layer(layer, self.num_layers),
-            reference=reference,
-            fold_reference=bool(fold_reference),
+            layer=_check_layer(layer, self._num_layers),
+            reference=name_of(self._reference),
+            fold_reference=fold_reference,
             similarity=similarity or own,
             rule=rule,
-            steps=None if steps is None else int(steps),
-            tolerance=float(tolerance),
+            steps=steps,
+            tolerance=tolerance,
+            double=self._encoder.dtype == torch.float64,
         )
+        self._encoder.check_reference(self._reference)
 
     @property
     def num_layers(self) -> int:
         """The number L of blocks; ``layer`` runs from 0, the input embeddings, to L, the output."""
-        return self._encoder.num_layers
+        return self._num_layers
 
     @property
     def settings(self) -> Settings:
@@ -115,103 +135,241 @@ class Explainer:
     def __repr__(self) -> str:
         return f"Explainer({self._settings})"
 
-    def explain(self, text_a: str, text_b: str) -> Explanation:
-        """Why the model gives these two texts their score."""
-        return next(self.explain_many([(text_a, text_b)]))
+    def explain(
+        self,
+        a: Value,
+        b: Value,
+        *,
+        task: Both[str | None] = None,
+        prompt_name: Both[str | None] = None,
+        prompt: Both[str | None] = None,
+        groups: Both[Groups] = None,
+    ) -> Explanation:
+        """Why the model gives these two inputs their score.
 
-    def explain_many(self, pairs: Iterable[tuple[str, str]], progress: bool = False) -> Iterator[Explanation]:
-        """Explain pairs in order; texts run in batches, and a text that many pairs share runs once."""
-        results = self._explain_windows(iter(pairs))
+        Inputs are texts; for a model that reads pictures also Pillow images and paths of image files.
+
+        Args:
+            a, b: the two inputs; of an asymmetric model, the query and the document.
+            task: what ``encode`` is told: ``"query"`` is ``encode_query``, ``"document"`` is ``encode_document``.
+                One for both sides, or a pair; so for the rest.
+            prompt_name: the name of one of the model's prompts.
+            prompt: a prompt itself.
+            groups: what is explained, instead of the explainer's own: ``"words"``, ``"sentences"`` or a list of
+                character spans (start, end), as a pair where the sides differ.
+        """
+        return next(self.explain_many([(a, b)], task=task, prompt_name=prompt_name, prompt=prompt, groups=groups))
+
+    def explain_many(
+        self,
+        pairs: Iterable[tuple[Value, Value]],
+        progress: bool = False,
+        *,
+        task: Both[str | None] = None,
+        prompt_name: Both[str | None] = None,
+        prompt: Both[str | None] = None,
+        groups: Both[Groups] = None,
+    ) -> Iterator[Explanation]:
+        """Explain pairs in order; inputs run in batches, and one that many pairs share runs once."""
+        tasks = ("query", "document") if task is None and self._encoder.asymmetric else _both(task)
+        readings = [Reading(*one) for one in zip(tasks, _both(prompt_name), _both(prompt), strict=True)]
+        chosen = [self._groups if one is None else check_groups(one) for one in _both_groups(groups)]
+
+        def requests() -> Iterator[tuple[Request, Request]]:
+            for number, pair in enumerate(pairs):
+                a, b = _check_pair(pair, number)
+                yield Request(a, readings[0], chosen[0]), Request(b, readings[1], chosen[1])
+
+        results = self._explain_windows(requests())
         return _shown(results, "pairs", len(pairs) if isinstance(pairs, Sized) else None) if progress else results
 
-    def _explain_windows(self, pairs: Iterator[tuple[str, str]]) -> Iterator[Explanation]:
-        known: dict[str, Decomposition] = {}
-        number, warned = 0, False
-        while window := [_check_pair(pair, number + i) for i, pair in enumerate(islice(pairs, PAIRS_TOGETHER))]:
-            number += len(window)
+    def _explain_windows(self, pairs: Iterator[tuple[Request, Request]]) -> Iterator[Explanation]:
+        known: dict[Hashable, Decomposition] = {}
+        warned = False
+        while window := list(islice(pairs, PAIRS_TOGETHER)):
             # What this window shares with the last one is kept; a query's decomposition so lasts while it is used.
-            texts = {text for pair in window for text in pair}
-            known = {text: found for text, found in known.items() if text in texts}
+            keys = {side.key for pair in window for side in pair}
+            known = {key: found for key, found in known.items() if key in keys}
             results = self._explain_window(window, known)
             if not warned:
                 found = [(result.relative_error, max(result.nodes)) for result in results]
                 warned = self._warn_missed(found, self._settings.tolerance, "pairs")
             yield from results
 
-    def decompose(self, texts: Sequence[str], progress: bool = False) -> list[Decomposition]:
-        """Each text's embedding as a sum over its tokens; made once, used in any number of pairs."""
-        if isinstance(texts, str):
-            raise TypeError(f"decompose takes a list of texts, not one: give [{texts[:60]!r}]")
-        checked = [check_text(text) for text in texts]
-        distinct = list(dict.fromkeys(checked))
-        found: dict[str, Decomposition] = {}
+    def decompose(
+        self,
+        inputs: Sequence[Value],
+        progress: bool = False,
+        *,
+        task: str | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        groups: Groups = None,
+    ) -> list[Decomposition]:
+        """Each input's embedding as a sum over its tokens; made once, used in any number of pairs."""
+        if isinstance(inputs, str):
+            raise TypeError(f"decompose takes a list of texts, not one: give [{inputs[:60]!r}]")
+        chosen = self._groups if groups is None else check_groups(groups)
+        asked = [Request(check_input(one), Reading(task, prompt_name, prompt), chosen) for one in inputs]
+        distinct = list({one.key: one for one in asked}.values())
+        found: dict[Hashable, Decomposition] = {}
         chunks = [distinct[i : i + 4 * TEXTS_TOGETHER] for i in range(0, len(distinct), 4 * TEXTS_TOGETHER)]
         for chunk in _shown(chunks, "texts", len(chunks)) if progress else chunks:
-            for bucket in self._prepare(chunk).buckets(chunk):
-                found |= {dec.text: dec for dec in bucket.decompose()}
+            for keys, bucket in self._prepare(chunk).buckets():
+                found |= zip(keys, bucket.decompose(), strict=True)
         errors = [(dec.error, dec.nodes) for dec in found.values()]
         self._warn_missed(errors, self._settings.text_tolerance, "texts")
-        return [found[text] for text in checked]
+        return [found[one.key] for one in asked]
 
-    def pair(self, a: Decomposition, b: Decomposition) -> Explanation:
-        """The explanation of two decomposed texts: one matrix product, no model."""
+    @staticmethod
+    def pair(a: Decomposition, b: Decomposition) -> Explanation:
+        """The explanation of two decomposed inputs: one matrix product, no model."""
         for side in (a, b):
             if not isinstance(side, Decomposition):
                 raise TypeError(f"pair takes two decompositions, not a {type(side).__name__}: use explain for texts")
         return combine(a, b)
 
-    def _explain_window(self, window: Sequence[tuple[str, str]], known: dict[str, Decomposition]) -> list[Explanation]:
-        new = self._prepare([text for pair in window for text in pair if text not in known])
-        projected = self._projected(window, known, new.texts)
-        # A bucket is made once for all its texts, projected or not: they share a run through the encoder.
-        homes = {text.text: bucket for bucket in new.buckets(new.texts) for text in bucket.texts}
-        for bucket in dict.fromkeys(homes.values()):
-            whole = [text.text for text in bucket.texts if text.text not in projected.values()]
-            known |= {dec.text: dec for dec in bucket.decompose(whole)}
+    def features(
+        self,
+        a: Value,
+        b: Value,
+        i: int,
+        j: int,
+        *,
+        task: Both[str | None] = None,
+        prompt_name: Both[str | None] = None,
+        prompt: Both[str | None] = None,
+    ) -> NDArray[np.floating]:
+        """One token pair's entry of the matrix, before it was reduced: features of token i × features of token j.
+
+        The block sums to the entry. Where the reference is folded, the features of a token share its part equally.
+        """
+        tasks = ("query", "document") if task is None and self._encoder.asymmetric else _both(task)
+        readings = [Reading(*one) for one in zip(tasks, _both(prompt_name), _both(prompt), strict=True)]
+        sides = []
+        for value, reading, row in zip((a, b), readings, (i, j), strict=True):
+            asked = Request(check_input(value), reading, None)
+            ((_, bucket),) = self._prepare([asked]).buckets()
+            (dec,) = bucket.decompose()
+            if not is_int(row) or not -len(dec.tokens) <= row < len(dec.tokens):
+                raise IndexError(f"token {row!r} is out of range: {shown(dec.text)} has {len(dec.tokens)} tokens")
+            sides.append((bucket.features(row % len(dec.tokens), dec), np.linalg.norm(dec.embedding)))
+        (left, norm_a), (right, norm_b) = sides
+        scale = norm_a * norm_b if self._settings.similarity == "cosine" else 1.0
+        return np.asarray(left @ right.T / scale)
+
+    def _explain_window(
+        self, window: Sequence[tuple[Request, Request]], known: dict[Hashable, Decomposition]
+    ) -> list[Explanation]:
+        new = self._prepare([side for pair in window for side in pair if side.key not in known])
+        projected = self._projected(window, known, new)
+        # A bucket is made once for all its inputs, projected or not: they share a run through the encoder.
+        homes: dict[Hashable, tuple[Bucket, int]] = {}
+        for keys, bucket in new.buckets():
+            homes |= {key: (bucket, i) for i, key in enumerate(keys)}
+            whole = [i for i, key in enumerate(keys) if key not in projected.values()]
+            known |= zip([keys[i] for i in whole], bucket.decompose(whole), strict=True)
         results = []
-        for number, (a, b) in enumerate(window):
+        for number, pair in enumerate(window):
+            a, b = (side.key for side in pair)
             long = projected.get(number)
             if long is None:
                 results.append(combine(known[a], known[b]))
                 continue
-            side = homes[long].project(long, known[b if long == a else a])
+            bucket, i = homes[long]
+            side = bucket.project(i, known[b if long == a else a])
             results.append(combine(side, known[b]) if long == a else combine(known[a], side))
         return results
 
     def _projected(
-        self, window: Sequence[tuple[str, str]], known: dict[str, Decomposition], new: dict[str, Text]
-    ) -> dict[int, str]:
-        """The long text of each pair, by the pair's number, that need not be decomposed.
+        self, window: Sequence[tuple[Request, Request]], known: dict[Hashable, Decomposition], new: _Prepared
+    ) -> dict[int, Hashable]:
+        """The long side of each pair, by the pair's number, that need not be decomposed.
 
-        If it meets a single, shorter text, reverse mode along that one's rows gives their matrix with fewer passes.
+        If it meets a single, shorter one, reverse mode along that one's rows gives their matrix with fewer passes.
         """
-        rows = {text: len(dec.tokens) for text, dec in known.items()} | {name: len(text) for name, text in new.items()}
-        dimensions = self._encoder.dimensions
+        rows = {key: len(dec.tokens) for key, dec in known.items()}
+        rows |= {key: len(item.side["tokens"]) for key, item in new.items.items()}
         # At the input of most models the template's own tokens do not move, and need no tangent.
-        still = {name: sum(text.special) if self._settings.layer == 0 else 0 for name, text in new.items()}
-        uses = Counter(text for pair in window for text in set(pair))
-        found: dict[int, str] = {}
+        first = self._settings.layer == 0 and isinstance(self._reference, str)
+        still = {
+            key: sum(kind in ("special", "prompt") for kind in item.side["kinds"]) for key, item in new.items.items()
+        }
+        uses = Counter(key for pair in window for key in {side.key for side in pair})
+        found: dict[int, Hashable] = {}
         for number, pair in enumerate(window):
-            short, long = sorted(pair, key=lambda text: (text in new, rows[text]))
-            alone = long in new and uses[long] == 1 and long != short
-            if alone and REVERSE_COST * rows[short] < min(rows[long] - still[long], REVERSE_COST * dimensions):
+            keys: list[Hashable] = [side.key for side in pair]
+            short, long = sorted(keys, key=lambda key: (key in new.items, rows[key]))
+            if long not in new.items or uses[long] > 1 or long == short:
+                continue
+            tangents = rows[long] - (still[long] if first else 0)
+            if REVERSE_COST * rows[short] < min(tangents, REVERSE_COST * len(new.items[long].embedding)):
                 found[number] = long
         return found
 
-    def _prepare(self, texts: Iterable[str]) -> _Prepared:
-        """Tokenize texts and let the model itself embed them."""
-        distinct = list(dict.fromkeys(texts))
-        # A tokenizer's truncation is state of its own: two threads that set it at once fail with "Already borrowed".
-        with LOCK:
-            tokenized = tokenize(self._encoder.model, distinct) if distinct else []
-            embeddings = list(self._encoder.embed(distinct)) if distinct else []
-        return _Prepared(
-            {text.text: text for text in tokenized},
-            dict(zip(distinct, embeddings, strict=True)),
-            self._encoder.cut(self._settings.layer, self._precision()),
-            self._token,
-            self._settings,
+    def _prepare(self, requests: Iterable[Request]) -> _Prepared:
+        """Preprocess inputs and let the model itself embed them."""
+        distinct = {one.key: one for one in requests}
+        items: dict[Hashable, _Item] = {}
+        by_reading: dict[Reading, list[Request]] = {}
+        for one in distinct.values():
+            by_reading.setdefault(one.reading, []).append(one)
+        for reading, alike in by_reading.items():
+            # A tokenizer's truncation is its own state: two threads that set it at once fail with "Already borrowed".
+            with LOCK:
+                inputs = self._encoder.read([one.value for one in alike], reading)
+                embeddings = self._encoder.embed(inputs)
+            for one, given, embedding in zip(alike, inputs, embeddings, strict=True):
+                items[one.key] = _Item(given, embedding, *grouped(given, one.groups))
+        return _Prepared(self, {key: items[key] for key in distinct})
+
+    def _cut(self, given: Input, attention: str | None = None) -> Cut:
+        """The part of the encoder that is differentiated for an input."""
+        tower = self._encoder.tower(given)
+        layer = _check_layer(self._given_layer, tower.layers)
+        return self._encoder.cut(tower, layer, self._precision(), attention)
+
+    def _bucket(self, cut: Cut, items: Sequence[_Item]) -> Bucket:
+        """Inputs of one length and one tower, run through the encoder up to the cut."""
+        inputs = [item.given for item in items]
+        own = [one.features for one in inputs]
+        if isinstance(self._reference, str):
+            tokenizer = self._encoder.tokenizer(self._encoder.tower(inputs[0]))
+            features = batched(
+                own + [reference_features(tokenizer, self._reference, one) for one in inputs], cut.device
+            )
+            x, start = cut.head(features).chunk(2)
+        else:
+            features = batched(own, cut.device)
+            x = cut.head(features)
+            start = reference_states(self._reference, x)
+        if x.shape[1] != len(inputs[0]):
+            raise TypeError(
+                f"the encoder has {x.shape[1]} hidden states at layer {self._settings.layer} for the {len(inputs[0])} "
+                f"tokens of {shown(inputs[0].text)}: they do not belong to its tokens, and cannot be explained"
+            )
+        paths = Paths(
+            tail=cut.tail(features),
+            start=start,
+            delta=x - start,
+            owner=torch.as_tensor(np.stack([item.owner for item in items]), device=x.device),
+            groups=max(len(item.side["tokens"]) for item in items),
+            room=jacobian.room(cut.pass_bytes(x.shape[1]), x.device),
+            depth=cut.depth,
         )
+        embeddings = np.stack([item.embedding for item in items])
+        bucket = Bucket(
+            paths, [item.side for item in items], embeddings, self._settings, cut.normalizes, cut.truncate_dim
+        )
+        missed = bucket.mismatch()
+        worst = inputs[int(missed.argmax())].text
+        if not missed.max() <= max(1e-2, 16 * torch.finfo(self._encoder.dtype).eps):
+            raise TypeError(
+                f"the encoder from layer {self._settings.layer} on, given its own hidden states, misses its own "
+                f"embedding by {missed.max():.0%}: it uses more than the hidden states there (all layers' outputs, "
+                f"or the tokens themselves), and cannot be cut at that layer: {shown(worst)}"
+            )
+        return bucket
 
     def _warn_missed(self, found: Sequence[tuple[float, int]], tolerance: float, what: str) -> bool:
         """One warning, however many results miss the tolerance; whether there was one."""
@@ -242,28 +400,36 @@ class Explainer:
 
 
 @dataclass(frozen=True)
+class _Item:
+    """One input, ready to be derived."""
+
+    given: Input
+    embedding: NDArray[np.floating]
+    owner: NDArray[np.integer]  # the group of each row
+    side: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class _Prepared:
-    """Texts that are ready to be derived, by their text."""
+    """Inputs that are ready to be derived, by their keys."""
 
-    texts: dict[str, Text]
-    embeddings: dict[str, NDArray[np.floating]]
-    cut: Cut
-    token: int
-    settings: Settings
+    explainer: Explainer
+    items: dict[Hashable, _Item]
 
-    def buckets(self, names: Iterable[str]) -> Iterator[Bucket]:
-        """Texts of one length together, in batches of a bounded size."""
-        by_length: dict[int, list[str]] = {}
-        for name in names:
-            by_length.setdefault(len(self.texts[name]), []).append(name)
-        for alike in by_length.values():
-            for i in range(0, len(alike), TEXTS_TOGETHER):
-                batch = alike[i : i + TEXTS_TOGETHER]
-                embeddings = np.stack([self.embeddings[name] for name in batch])
-                yield Bucket(self.cut, [self.texts[name] for name in batch], embeddings, self.token, self.settings)
+    def buckets(self) -> Iterator[tuple[list[Hashable], Bucket]]:
+        """Inputs of one length that go through the encoder in one way, in batches of a bounded size."""
+        alike: dict[Hashable, list[Hashable]] = {}
+        for key, item in self.items.items():
+            given = item.given
+            alike.setdefault((given.reading, given.modality, len(given)), []).append(key)
+        for keys in alike.values():
+            cut = self.explainer._cut(self.items[keys[0]].given)
+            for i in range(0, len(keys), TEXTS_TOGETHER):
+                batch = keys[i : i + TEXTS_TOGETHER]
+                yield batch, self.explainer._bucket(cut, [self.items[key] for key in batch])
 
 
-def _wrap(model: Any, device: str | torch.device | None) -> Encoder:
+def _wrap(model: Any, device: Any, blocks: str | Sequence[str] | None, trust_remote_code: bool) -> Encoder:
     from sentence_transformers import SentenceTransformer
 
     if isinstance(model, SentenceTransformer):
@@ -273,20 +439,35 @@ def _wrap(model: Any, device: str | torch.device | None) -> Encoder:
                 "move it yourself, or give its name"
             )
         config = getattr(model, "config", None)
-        return Encoder(model, getattr(config, "_name_or_path", "") or type(model).__name__)
+        return Encoder(model, getattr(config, "_name_or_path", "") or type(model).__name__, blocks)
     if model is None or isinstance(model, str | os.PathLike):
-        return Encoder(*models.load(model, None if device is None else str(device)))
+        return Encoder(*models.load(model, None if device is None else str(device), trust_remote_code), blocks)
     raise TypeError(
         f"model must be a hub id, a folder or a SentenceTransformer, not {type(model).__name__}: {model!r:.60}"
     )
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def _both(value: Any) -> tuple[Any, Any]:
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise ValueError(f"{value!r:.80} is neither one value nor a pair of them")
+        return value
+    return value, value
+
+
+def _both_groups(groups: Any) -> tuple[Any, Any]:
+    """A pair of groupings; a list of spans is one grouping, and so is a tuple of two of them."""
+    if isinstance(groups, tuple) and len(groups) == 2 and not any(_is_span(one) for one in groups):
+        return groups
+    return groups, groups
+
+
+def _is_span(value: Any) -> bool:
+    return isinstance(value, Sequence) and len(value) == 2 and all(is_int(one) for one in value)
 
 
 def _check_layer(layer: int, count: int) -> int:
-    if not _is_int(layer) or not -count - 1 <= layer <= count:
+    if not is_int(layer) or not -count - 1 <= layer <= count:
         raise ValueError(
             f"layer={layer!r} is out of range; this model has {count} blocks: give 0 (input embeddings) to {count} "
             f"(output), or -1 (output) to {-count - 1}"
@@ -294,10 +475,10 @@ def _check_layer(layer: int, count: int) -> int:
     return int(layer) % (count + 1)
 
 
-def _check_pair(pair: Any, number: int) -> tuple[str, str]:
+def _check_pair(pair: Any, number: int) -> tuple[Value, Value]:
     if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
         raise TypeError(f"pair {number} is not two texts: {pair!r:.80}")
-    return check_text(pair[0]), check_text(pair[1])
+    return check_input(pair[0]), check_input(pair[1])
 
 
 def _shown(items: Iterable[Any], what: str, total: int | None) -> Iterator[Any]:

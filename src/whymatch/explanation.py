@@ -13,8 +13,9 @@ import numpy as np
 
 from whymatch.decomposition import Decomposition, Projection, Settings, Side
 from whymatch.files import written_aside
+from whymatch.picture import Box
 from whymatch.quadrature import Floats
-from whymatch.text import Span, group_words, merge_spans
+from whymatch.text import Span, group_words, labels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,12 +55,16 @@ class Explanation:
     tokens_b: tuple[str, ...]
     offsets_a: tuple[Span, ...]
     offsets_b: tuple[Span, ...]
+    kinds_a: tuple[str, ...]  # "text", "special" (of the template), "prompt", "patch" (of a picture) or "group"
+    kinds_b: tuple[str, ...]
+    boxes_a: tuple[Box, ...] | None  # where a side is a picture: its patches, in its pixels
+    boxes_b: tuple[Box, ...] | None
     truncated_a: bool
     truncated_b: bool
     nodes: tuple[int, int]
     modes: tuple[str, str]
     settings: Settings
-    unit: Literal["token", "word"] = "token"
+    units: tuple[str, str] = ("token", "token")  # what rows and columns are: token, word, sentence, span, patch
     reduce: Literal["sum", "mean"] = "sum"
 
     @property
@@ -92,6 +97,12 @@ class Explanation:
         return "the cells sum to the score"
 
     @property
+    def unit(self) -> str:
+        """What rows and columns are, in words for a view."""
+        a, b = (f"{unit}{'es' if unit.endswith('ch') else 's'}" for unit in self.units)
+        return a if a == b else f"{a} and {b}"
+
+    @property
     def model(self) -> str:
         return self.settings.model
 
@@ -112,7 +123,7 @@ class Explanation:
         return self.settings.similarity
 
     def __repr__(self) -> str:
-        size = f"{len(self.tokens_a)} × {len(self.tokens_b)} {self.unit}s"
+        size = f"{len(self.tokens_a)} × {len(self.tokens_b)} {self.unit}"
         note = "" if self.sums_to_score else ", means: does not sum to the score"
         return f"Explanation({size}, score={self.score:.4f}, error={self.error:.1e}, layer={self.layer}{note})"
 
@@ -136,8 +147,8 @@ class Explanation:
         rows = group_words(self.text_a, self.offsets_a)
         columns = group_words(self.text_b, self.offsets_b)
         left, right = _pooling(rows, reduce), _pooling(columns, reduce)
-        labels_a, spans_a = _labels(self.text_a, self.tokens_a, self.offsets_a, rows)
-        labels_b, spans_b = _labels(self.text_b, self.tokens_b, self.offsets_b, columns)
+        labels_a, spans_a = labels_of(self.text_a, self.tokens_a, self.offsets_a, rows)
+        labels_b, spans_b = labels_of(self.text_b, self.tokens_b, self.offsets_b, columns)
         return replace(
             self,
             matrix=left @ self.matrix @ right.T,
@@ -147,7 +158,9 @@ class Explanation:
             tokens_b=labels_b,
             offsets_a=spans_a,
             offsets_b=spans_b,
-            unit="word",
+            kinds_a=tuple(self.kinds_a[group[0]] for group in rows),
+            kinds_b=tuple(self.kinds_b[group[0]] for group in columns),
+            units=(_word(self.units[0]), _word(self.units[1])),
             reduce=reduce,
         )
 
@@ -177,8 +190,10 @@ class Explanation:
                 values[name] = np.asarray(values[name], dtype=np.float64)
                 if values[name].shape != size:
                     raise ValueError(f"{name} has the shape {values[name].shape}, not {size}")
-            for name in ("tokens_a", "tokens_b", "nodes", "modes"):
+            for name in ("tokens_a", "tokens_b", "kinds_a", "kinds_b", "nodes", "modes", "units"):
                 values[name] = tuple(values[name])
+            for name in ("boxes_a", "boxes_b"):
+                values[name] = None if values[name] is None else tuple(tuple(map(int, box)) for box in values[name])
             for name in ("offsets_a", "offsets_b"):
                 values[name] = tuple((int(low), int(high)) for low, high in values[name])
             if (len(values["offsets_a"]), len(values["offsets_b"])) != shape:
@@ -244,12 +259,21 @@ def combine(a: Side, b: Side) -> Explanation:
         tokens_b=b.tokens,
         offsets_a=a.offsets,
         offsets_b=b.offsets,
+        kinds_a=a.kinds,
+        kinds_b=b.kinds,
+        boxes_a=a.boxes,
+        boxes_b=b.boxes,
         truncated_a=a.truncated,
         truncated_b=b.truncated,
         nodes=(a.nodes, b.nodes),
         modes=(a.mode, b.mode),
         settings=a.settings,
+        units=(a.unit, b.unit),
     )
+
+
+def _word(unit: str) -> str:
+    return "word" if unit == "token" else unit
 
 
 def _rows(side: Side) -> Floats:
@@ -274,12 +298,3 @@ def _pooling(groups: Sequence[Sequence[int]], reduce: str) -> Floats:
     for number, group in enumerate(groups):
         pooling[number, list(group)] = 1 / len(group) if reduce == "mean" else 1
     return pooling
-
-
-def _labels(
-    text: str, tokens: Sequence[str], offsets: Sequence[Span], groups: Sequence[Sequence[int]]
-) -> tuple[tuple[str, ...], tuple[Span, ...]]:
-    """A word's label is the text as it was written; a token without characters keeps its name."""
-    spans = tuple(merge_spans([offsets[i] for i in group]) for group in groups)
-    labels = tuple(text[low:high].strip() or tokens[group[0]] for (low, high), group in zip(spans, groups, strict=True))
-    return labels, spans

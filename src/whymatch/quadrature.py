@@ -52,7 +52,7 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {
-    "gauss": Rule("gauss", math.inf, 256, most=2048),  # found by an eigenproblem of that size
+    "gauss": Rule("gauss", math.inf, 1024, most=2048),  # found by an eigenproblem of that size
     "midpoint": Rule("midpoint", 2, 2048),
     "right": Rule("right", 1, 8192),
 }

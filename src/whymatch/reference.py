@@ -1,26 +1,78 @@
-"""What "nothing" looks like to a tokenizer: the same template, its content replaced by one special token."""
+"""What "nothing" looks like to an encoder: the same template, its content replaced; a blank picture; or a function."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
-from whymatch.text import Text
+import torch
+from torch import Tensor
 
-REFERENCES = ("pad", "unk", "mask")
+from whymatch.inputs import Input
+from whymatch.text import check_text, shown
+
+TOKENS = ("pad", "unk", "mask")
+
+Reference: TypeAlias = str | Callable[[Tensor], Tensor]
 
 
-def check_reference(tokenizer: Any, name: str) -> int:
-    """The id that stands for content in the reference called ``name``."""
-    if name not in REFERENCES:
-        raise ValueError(f"reference={name!r} is not known; choose one of {', '.join(map(repr, REFERENCES))}")
-    token = getattr(tokenizer, f"{name}_token_id")
+def name_of(reference: Reference) -> str:
+    """How results name the reference that they came from."""
+    return reference if isinstance(reference, str) else getattr(reference, "__name__", type(reference).__name__)
+
+
+def check_reference(reference: Any) -> Reference:
+    if isinstance(reference, str):
+        if not check_text(reference).strip():
+            raise ValueError(
+                f"reference={reference!r} is an empty text; give 'pad', 'unk', 'mask', a text or a function"
+            )
+        return reference
+    if not callable(reference):
+        raise TypeError(f"reference={reference!r:.60} is not known; give 'pad', 'unk', 'mask', a text or a function")
+    return reference  # type: ignore[no-any-return]
+
+
+def content_ids(tokenizer: Any, reference: str) -> list[int]:
+    """The ids that take the place of content, over and over."""
+    if reference not in TOKENS:
+        ids: list[int] = tokenizer(reference, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise ValueError(f"reference={shown(reference)} has no tokens; give a text that has some")
+        return ids
+    token = getattr(tokenizer, f"{reference}_token_id")
     # An id may be 0 (RoBERTa's <s>, many models' [PAD]), so only None means that there is none.
     if token is None:
-        has = [other for other in REFERENCES if getattr(tokenizer, f"{other}_token_id") is not None]
-        raise ValueError(f"reference={name!r}: this tokenizer has no {name} token; it has {', '.join(has) or 'none'}")
-    return int(token)
+        has = [repr(other) for other in TOKENS if getattr(tokenizer, f"{other}_token_id") is not None]
+        raise ValueError(
+            f"reference={reference!r}: this tokenizer has no {reference} token; it has {', '.join(has) or 'none'}. "
+            "Give one of those, a text, or a function of the representation"
+        )
+    return [int(token)]
 
 
-def reference_ids(text: Text, token: int) -> tuple[int, ...]:
-    """The ids of the reference of a text: as long as the text, the template's own tokens kept."""
-    return tuple(i if added else token for i, added in zip(text.ids, text.special, strict=True))
+def reference_features(tokenizer: Any, reference: str, given: Input) -> dict[str, Any]:
+    """The features of the reference of an input: as long as the input, the template's and the prompt's tokens kept."""
+    if given.modality == "image":  # a blank picture, of the colour that the model's processor makes zero
+        return given.features | {"pixel_values": torch.zeros_like(given.features["pixel_values"])}
+    ids = content_ids(tokenizer, reference)
+    content = [i for i, kind in enumerate(given.kinds) if kind == "text"]
+    replaced = list(given.features["input_ids"])
+    for number, i in enumerate(content):
+        replaced[i] = ids[number % len(ids)]
+    return given.features | {"input_ids": replaced}
+
+
+def reference_states(reference: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    """The reference that a function makes of each representation (tokens, dimensions)."""
+    rows = []
+    for x in hidden:
+        r = reference(x.clone())
+        if not isinstance(r, Tensor) or r.shape != x.shape:
+            found = tuple(r.shape) if isinstance(r, Tensor) else type(r).__name__
+            raise ValueError(
+                f"reference={name_of(reference)} gives {found}; it is handed the representation of one input, "
+                f"{tuple(x.shape)}, and must give one of that shape"
+            )
+        rows.append(r.to(x))
+    return torch.stack(rows)

@@ -1,33 +1,13 @@
-"""Texts as the model itself reads them: ids, tokens and character offsets from one tokenizer call; words."""
+"""Texts and their parts: words, sentences, and the tokens that make them up."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+from typing import TypeAlias
 
 Span: TypeAlias = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Text:
-    """One text, tokenized. Every tuple has one entry per token, in the model's order."""
-
-    text: str
-    ids: tuple[int, ...]
-    tokens: tuple[str, ...]
-    offsets: tuple[Span, ...]  # characters of ``text``; empty for what a template or a prompt put beside it
-    special: tuple[bool, ...]  # added by the tokenizer's template, not by the text
-    truncated: bool
-    features: dict[str, Any] = field(repr=False)  # whatever else the model's own preprocessing gave
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 def shown(value: object, width: int = 60) -> str:
@@ -48,41 +28,6 @@ def check_text(value: object) -> str:
             f"tokenizer can read: {shown(value)}; decode the bytes it came from with errors='replace'"
         ) from None
     return value
-
-
-def tokenize(model: SentenceTransformer, texts: Sequence[str]) -> list[Text]:
-    """Tokenize with the model's own preprocessing, so that prompts, truncation and templates are its own."""
-    tokenizer = getattr(model, "tokenizer", None)
-    if not getattr(tokenizer, "is_fast", False):
-        raise TypeError(
-            f"character offsets need a fast tokenizer, and this model has {type(tokenizer).__name__}; save its "
-            "tokenizer.json with transformers and load that"
-        )
-    wanted = {"padding": False, "return_offsets_mapping": True, "return_special_tokens_mask": True}
-    prompt = model.prompts.get(model.default_prompt_name or "", "")  # what ``encode`` would put before each text
-    kwargs = {"text": wanted, "common": {"return_tensors": None}}
-    batch = model.preprocess(list(texts), prompt=prompt or None, processing_kwargs=kwargs)
-    known = {"input_ids", "offset_mapping", "special_tokens_mask"}
-    result = []
-    for i, text in enumerate(texts):
-        # A value that is not one per text (the modality's name, a prompt's length) belongs to all of them.
-        features = {k: v[i] if isinstance(v, list) else v for k, v in batch.items() if k not in known}
-        special = tuple(bool(flag) for flag in batch["special_tokens_mask"][i])
-        result.append(
-            Text(
-                text=text,
-                ids=tuple(batch["input_ids"][i]),
-                tokens=tuple(batch.encodings[i].tokens),
-                offsets=tuple(
-                    (0, 0) if added else (max(0, low - len(prompt)), max(0, high - len(prompt)))
-                    for (low, high), added in zip(batch["offset_mapping"][i], special, strict=True)
-                ),
-                special=special,
-                truncated=bool(batch.encodings[i].overflowing),
-                features=features,
-            )
-        )
-    return result
 
 
 # Words are found in the text, not taken from the tokenizer, so that they are the same for WordPiece, BPE and
@@ -114,21 +59,60 @@ def word_spans(text: str) -> list[Span]:
     return [match.span() for match in _WORD.finditer("".join(map(_kind, text)))]
 
 
+# A sentence ends with its marks, and the quotes and brackets that close it, before a space, or at a line's end; in
+# scripts that do not write spaces, with its marks.
+_SENTENCE = re.compile(
+    r"\S(?:.|(?<!\n)\n(?!\s*\n))*?(?:[.!?…]+[\"'”’)\]»]*(?=\s|$)|[。！？]+[」』”’]*|(?=\s*\n\s*\n)|\s*$)"
+)
+
+
+def sentence_spans(text: str) -> list[Span]:
+    """The character spans of the sentences of a text; a blank line ends one too."""
+    spans = []
+    for match in _SENTENCE.finditer(text):
+        low, high = match.span()
+        high = low + len(text[low:high].rstrip())
+        if high > low:
+            spans.append((low, high))
+    return spans
+
+
 def group_words(text: str, offsets: Iterable[Span]) -> list[list[int]]:
     """Token numbers, word by word. A token without characters is a group of its own."""
-    owner = [-1] * len(text)
-    for number, (low, high) in enumerate(word_spans(text)):
+    return group_spans(len(text), offsets, word_spans(text))
+
+
+_LOOSE = -2  # stands for the last span of a group that is in none
+
+
+def group_spans(length: int, offsets: Iterable[Span], spans: Sequence[Span], together: bool = False) -> list[list[int]]:
+    """Token numbers, span by span. A token that reaches into two spans joins them.
+
+    Tokens in no span are groups of their own, or, if they have characters, ``together`` with their neighbours.
+    """
+    owner = [-1] * length
+    for number, (low, high) in enumerate(spans):
         owner[low:high] = [number] * (high - low)
     groups: list[list[int]] = []
-    last = -1  # the last word that the current group reaches
+    last = -1  # the last span that the current group reaches
     for i, (low, high) in enumerate(offsets):
         inside = [number for number in owner[low:high] if number >= 0]
-        if groups and inside and inside[0] <= last:
+        loose = together and not inside and high > low
+        if groups and (inside[0] <= last if inside else loose and last == _LOOSE):
             groups[-1].append(i)
         else:
             groups.append([i])
-        last = max(inside, default=-1)
+        last = max(inside) if inside else _LOOSE if loose else -1
     return groups
+
+
+def labels_of(
+    text: str, tokens: Sequence[str], offsets: Sequence[Span], groups: Sequence[Sequence[int]]
+) -> tuple[tuple[str, ...], tuple[Span, ...]]:
+    """A group's label is the text as it was written, and its span; a token without characters keeps its name."""
+    spans = tuple(merge_spans([offsets[i] for i in group]) for group in groups)
+    labels = tuple(text[low:high].strip() or tokens[group[0]] for (low, high), group in zip(spans, groups, strict=True))
+    return labels, spans
 
 
 def merge_spans(spans: Sequence[Span]) -> Span:

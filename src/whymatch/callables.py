@@ -1,0 +1,123 @@
+"""Any differentiable encoder: a function from tensors to embeddings, without tokens or a model's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from whymatch.bucket import Bucket
+from whymatch.decomposition import Decomposition, check_settings
+from whymatch.jacobian import Paths
+
+
+def decompose_callable(
+    encode: Callable[[Tensor], Tensor],
+    x: Tensor,
+    reference: Tensor,
+    groups: Tensor | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    name: str | None = None,
+    fold_reference: bool = True,
+    similarity: Literal["cosine", "dot"] = "cosine",
+    rule: Literal["gauss", "midpoint", "right"] = "gauss",
+    steps: int | None = None,
+    tolerance: float = 1e-3,
+    batch_size: int = 256,
+) -> Decomposition:
+    """The embedding of one input as a sum over groups of its numbers; :meth:`Explainer.pair` takes two of them.
+
+    Args:
+        encode: from a batch (points, *shape) to embeddings (points, dimensions), each from its own point alone.
+        x: one input, of any shape, without an axis for a batch.
+        reference: what stands for nothing, of the same shape.
+        groups: the number of the group of each cell, from 0; −1 for cells that belong to none, which must not differ
+            from the reference. Its shape is that of x, or of x's first axes. None: each entry of the first axis is one.
+        labels: what to call the groups.
+        name: what to call the encoder; two decompositions pair if it is the same.
+        batch_size: how many plain passes may be held at once.
+
+    The other settings are those of :class:`Explainer`. The derivatives have x's own precision.
+    """
+    settings = check_settings(
+        model=str(name or getattr(encode, "__qualname__", type(encode).__name__)),
+        reference="given",
+        fold_reference=fold_reference,
+        similarity=similarity,
+        rule=rule,
+        steps=steps,
+        tolerance=tolerance,
+        double=_check_dtype(x) == torch.float64,
+    )
+    if isinstance(encode, nn.Module) and encode.training:
+        raise ValueError(
+            f"{type(encode).__name__} is in training mode, where dropout and batches change it: call eval()"
+        )
+    if not isinstance(reference, Tensor) or reference.shape != x.shape:
+        found = tuple(reference.shape) if isinstance(reference, Tensor) else type(reference).__name__
+        raise ValueError(f"the reference must have the shape of x, {tuple(x.shape)}, not {found}")
+    if groups is None:
+        groups = torch.arange(x.shape[0], device=x.device) if x.ndim else torch.zeros((), dtype=torch.long)
+    owner, count = _check_groups(groups, x, reference)
+    if labels is not None and len(labels) != count:
+        raise ValueError(f"{len(labels)} labels for {count} groups; give one for each, or none")
+    with torch.no_grad():
+        embedding = encode(x.detach()[None])
+    if not isinstance(embedding, Tensor) or embedding.ndim != 2 or len(embedding) != 1:
+        found = tuple(embedding.shape) if isinstance(embedding, Tensor) else type(embedding).__name__
+        raise ValueError(
+            f"encode must give (points, dimensions); for one point of shape {tuple(x.shape)} it gives {found}"
+        )
+    start = reference.detach().to(x)
+    paths = Paths(
+        tail=lambda points, _: encode(points),
+        start=start[None],
+        delta=(x.detach() - start)[None],
+        owner=owner[None],
+        groups=count,
+        room=max(2, batch_size),
+        depth=4,
+    )
+    cells = torch.bincount(owner[owner >= 0].flatten(), minlength=count).double().cpu().numpy()
+    side: dict[str, Any] = {
+        "text": settings.model,
+        "tokens": tuple(map(str, range(count) if labels is None else labels)),
+        "offsets": ((0, 0),) * count,
+        "kinds": ("group",) * count,
+        "boxes": None,
+        "truncated": False,
+        "unit": "group",
+        "shares": cells / cells.sum(),
+    }
+    return Bucket(paths, [side], np.asarray(embedding.detach().cpu()), settings).decompose()[0]
+
+
+def _check_dtype(x: Any) -> torch.dtype:
+    if not isinstance(x, Tensor) or x.dtype not in (torch.float32, torch.float64):
+        found = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"x must be a tensor of float32 or float64, not {found}: derivatives have its precision")
+    return x.dtype
+
+
+def _check_groups(groups: Any, x: Tensor, reference: Tensor) -> tuple[Tensor, int]:
+    if not isinstance(groups, Tensor):
+        groups = torch.as_tensor(groups)
+    if groups.is_floating_point() or groups.shape != x.shape[: groups.ndim] or groups.ndim == 0 or groups.numel() == 0:
+        raise ValueError(
+            f"groups must be integers, one for each entry of x's first axes; x is {tuple(x.shape)}, groups are "
+            f"{groups.dtype} {tuple(groups.shape)}"
+        )
+    count = int(groups.max()) + 1
+    if count < 1 or int(groups.min()) < -1 or len(torch.unique(groups[groups >= 0])) != count:
+        raise ValueError(f"groups are numbered from 0 without gaps (−1 is none), not {groups.unique().tolist()[:20]}")
+    loose = (groups < 0).view(*groups.shape, *[1] * (x.ndim - groups.ndim)) & (x != reference)
+    if bool(loose.any()):
+        raise ValueError(
+            f"{int(loose.sum())} numbers of x differ from the reference but belong to no group (−1): the groups could "
+            "not sum to the embedding. Give them a group, or set the reference there to x"
+        )
+    return groups.to(x.device, torch.long), count

@@ -1,0 +1,131 @@
+"""Any differentiable encoder, as a bare function."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from whymatch import Explainer, decompose_callable
+
+EXAMPLE = Path(__file__).parents[1] / "examples/siamese_cnn.py"
+
+
+@pytest.fixture
+def cnn():
+    torch.manual_seed(0)
+    return (
+        nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(16, 6))
+        .double()
+        .eval()
+    )
+
+
+def quarters():
+    row = torch.arange(8) // 4
+    return (2 * row[:, None] + row[None]).expand(1, 8, 8)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_cnn_on_pictures_is_exact(cnn, similarity, fold):
+    torch.manual_seed(1)
+    a, b = torch.rand(2, 1, 8, 8).double()
+    options = {"similarity": similarity, "fold_reference": fold, "tolerance": 1e-9}
+    one, other = (decompose_callable(cnn, x, torch.zeros_like(x), quarters(), **options) for x in (a, b))
+    assert one.contributions.shape == (4, 6)
+    assert one.error < 1e-9
+    why = Explainer.pair(one, other)
+    left, right = cnn(a[None])[0].detach(), cnn(b[None])[0].detach()
+    expected = left @ right if similarity == "dot" else torch.cosine_similarity(left, right, dim=0)
+    assert why.score == pytest.approx(float(expected))
+    assert why.relative_error < 1e-8
+    assert why.unit == "groups"
+
+
+def test_the_contributions_are_integrated_gradients(cnn):
+    """Each group's, against a sum over many right endpoints that is written out."""
+    torch.manual_seed(1)
+    x = torch.rand(1, 8, 8).double()
+    dec = decompose_callable(cnn, x, torch.zeros_like(x), quarters(), fold_reference=False, tolerance=1e-10)
+    total = torch.zeros(6, 1, 8, 8).double()
+    for n in range(400):
+        total += torch.autograd.functional.jacobian(lambda v: cnn(v[None])[0], x * (n + 0.5) / 400) / 400
+    expected = torch.stack([((total * x) * (quarters() == g)).sum((1, 2, 3)) for g in range(4)])
+    np.testing.assert_allclose(dec.contributions, expected, atol=1e-6)
+
+
+def test_without_groups_each_entry_of_the_first_axis_is_one():
+    torch.manual_seed(0)
+    tower = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3)).eval()
+    dec = decompose_callable(tower, torch.randn(5), torch.zeros(5), labels=list("abcde"))
+    assert dec.tokens == tuple("abcde")
+    assert dec.error < 1e-3
+
+
+def test_the_explainers_pair_takes_them(load):
+    tower = nn.Linear(4, 3).eval()
+    one, other = (decompose_callable(tower, torch.randn(4), torch.zeros(4)) for _ in range(2))
+    explainer = Explainer(load(), layer=-1)
+    assert explainer.pair(one, other).error < 1e-5
+    with pytest.raises(ValueError, match="do not belong together: model is 'Linear' for the first and"):
+        explainer.pair(one, explainer.decompose(["coffee"])[0])
+
+
+def test_an_encoder_of_the_explainer_gives_the_same_as_a_callable(load):
+    """The same mathematics, with the model's blocks called by hand."""
+    model = load()
+    bert = model[0].auto_model.double().eval()
+    ids = model.tokenizer("bad coffee", return_tensors="pt")["input_ids"]
+    reference = ids.clone()
+    reference[:, 1:-1] = model.tokenizer.pad_token_id
+    bert.config._attn_implementation = "eager"
+
+    def encode(x):
+        for layer in bert.encoder.layer:
+            x = layer(x)
+        return x.mean(1)
+
+    with torch.no_grad():
+        x, r = bert.embeddings(ids)[0], bert.embeddings(reference)[0]
+    dec = decompose_callable(encode, x, r, tolerance=1e-8)
+    (own,) = Explainer(model, tolerance=1e-8).decompose(["bad coffee"])
+    scale = np.linalg.norm(dec.embedding)
+    np.testing.assert_allclose(dec.contributions / scale, own.contributions, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"x": torch.ones(3, dtype=torch.long)},
+            TypeError,
+            "x must be a tensor of float32 or float64, not torch.int64",
+        ),
+        ({"x": [1.0]}, TypeError, "not list"),
+        ({"reference": torch.zeros(2)}, ValueError, r"must have the shape of x, \(3,\), not \(2,\)"),
+        ({"groups": torch.tensor([0, 2, 2])}, ValueError, r"numbered from 0 without gaps .* not \[0, 2\]"),
+        ({"groups": torch.tensor([0, 0, -1])}, ValueError, "1 numbers of x differ from the reference but belong to no"),
+        ({"groups": torch.zeros(4, dtype=torch.long)}, ValueError, "one for each entry of x's first axes"),
+        ({"labels": ["a"]}, ValueError, "1 labels for 3 groups"),
+        ({"tolerance": 1e-12}, ValueError, "tolerance=1e-12 cannot be met"),
+        ({"similarity": "euclidean"}, ValueError, "similarity='euclidean' is not known"),
+        ({"rule": "simpson"}, ValueError, "rule='simpson' is not known"),
+        ({"encode": lambda x: x.sum(1)}, ValueError, r"encode must give \(points, dimensions\).* it gives \(1,\)"),
+        ({"encode": nn.Dropout()}, ValueError, "Dropout is in training mode"),
+    ],
+)
+def test_bad_input_is_named(change, error, message):
+    given = {"encode": lambda x: x, "x": torch.ones(3), "reference": torch.zeros(3)} | change
+    with pytest.raises(error, match=message):
+        decompose_callable(**given)
+
+
+def test_the_example_runs_and_says_something(capsys):
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "error" in out

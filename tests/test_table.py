@@ -1,0 +1,73 @@
+"""The table of docs/encoders.md: every architecture, with every pooling, at every layer, and its completeness error.
+
+``make table`` runs this and writes the table; otherwise the run is compared with what the page says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import zoo
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from whymatch import Explainer
+
+PAGE = Path(__file__).parents[1] / "docs/encoders.md"
+PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
+POOLINGS = ("mean", "cls", "lasttoken", "weightedmean", "max")
+LAYERS = range(4)
+LOOSE = 5e-3
+MARKS = re.compile(r"(<!-- encoders -->\n).*?(<!-- /encoders -->)", re.DOTALL)
+
+
+def row(load, kind: str, pooling: str) -> list[float]:
+    transformer = load(kind)[0]
+    model = SentenceTransformer(modules=[transformer, Pooling(16, pooling)], device="cpu")
+    tolerance = LOOSE if has_kinks(kind, pooling) else 1e-6
+    return [Explainer(model, layer=layer, tolerance=tolerance).explain(*PAIR).error for layer in LAYERS]
+
+
+def has_kinks(kind: str, pooling: str) -> bool:
+    """Where another token becomes the largest, or a ReLU opens, derivatives jump, and nodes gain little."""
+    return pooling == "max" or kind in zoo.RELU
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[tuple[str, str], list[float]]:
+    return {}
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("kind", zoo.ARCHITECTURES)
+def test_the_sum_is_the_score(load, table, kind, pooling):
+    errors = table[kind, pooling] = row(load, kind, pooling)
+    assert max(errors) <= (LOOSE if has_kinks(kind, pooling) else 1e-5)
+
+
+def test_the_page_shows_this_run(table):
+    if len(table) < len(zoo.ARCHITECTURES) * len(POOLINGS):
+        pytest.skip("not every row was run")
+    lines = [
+        "| architecture | pooling | " + " | ".join(f"layer {layer}" for layer in LAYERS) + " |",
+        "|---|---|" + "---|" * 4,
+    ]
+    for (kind, pooling), errors in table.items():
+        lines.append(
+            f"| {kind} | {pooling} | " + " | ".join(f"{error:.0e}".replace("e-0", "e-") for error in errors) + " |"
+        )
+    page = PAGE.read_text(encoding="utf-8")
+    made = MARKS.sub(lambda found: f"{found[1]}" + "\n".join(lines) + f"\n{found[2]}", page)
+    if os.environ.get("WHYMATCH_TABLE") == "write":
+        PAGE.write_text(made, encoding="utf-8")
+
+    def names(text: str) -> list[str]:
+        return re.findall(r"^\| [\w-]+ \| \w+ \| \d", text, re.MULTILINE)
+
+    assert names(made) == names(page), "docs/encoders.md has other rows: run make table"
+    # Rounding differs between machines; what the page may not do is promise more than is true.
+    shown = [float(cell) for cell in re.findall(r"(\d+e-\d+) (?=\|)", MARKS.search(page)[0])]
+    assert max(shown) <= LOOSE

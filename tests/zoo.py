@@ -1,0 +1,196 @@
+"""Tiny seeded encoders of every common kind: real tokenizers, real configurations, saved to and loaded from folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+CORPUS = [
+    "The coffee is not good.",
+    "This is bad coffee, and nobody drank it.",
+    "A man is slicing bread in the kitchen; a woman isn't.",
+    "Two dogs run across the snowy field towards a child.",
+    "Stocks fell on Monday as investors feared another rate rise.",
+]
+
+# What each kind of tokenizer calls its special tokens; the order is that of their ids.
+SPECIAL = {
+    "wordpiece": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    "bytes": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
+    "mpnet": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "[UNK]", "mask": "<mask>"},
+    "unigram": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
+    "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
+    "llama": {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"},
+    "qwen": {"pad": "<|endoftext|>", "eos": "<|im_end|>"},
+    "clip": {"bos": "<|startoftext|>", "eos": "<|endoftext|>"},
+}
+TEMPLATES = {"t5": "$A </s>", "llama": "<s> $A </s>", "qwen": "$A <|endoftext|>"}
+
+
+def build_tokenizer(kind: str, length: int = 40) -> Any:
+    """WordPiece, byte-level BPE, Unigram with ▁, and BPE with ▁ and bytes to fall back on."""
+    from transformers import PreTrainedTokenizerFast
+
+    special = SPECIAL[kind]
+    added = list(dict.fromkeys(special.values()))
+    trainer: Any
+    if kind in ("bytes", "qwen", "clip"):
+        tokenizer = Tokenizer(models.BPE(unk_token=special.get("unk")))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=added, initial_alphabet=alphabet)
+    elif kind in ("unigram", "t5"):
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.normalizer = normalizers.NFKC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=added, unk_token="<unk>")
+    elif kind == "llama":
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        every = added + [f"<0x{n:02X}>" for n in range(256)]
+        trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=every)
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token=special["unk"]))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=added)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    if kind == "clip":
+        template = f"{special['bos']} $A {special['eos']}"
+    else:
+        template = TEMPLATES.get(kind) or f"{special['cls']} $A {special['sep']}"
+    ends = [(token, tokenizer.token_to_id(token)) for token in added]
+    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ends)
+    names = {f"{name}_token": token for name, token in special.items()}
+    if kind == "clip":
+        names["pad_token"] = special["eos"]  # as OpenAI's has it
+    side = {"padding_side": "left"} if kind in ("llama", "qwen") else {}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length, **names, **side)
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+CAUSAL = SIZES | {"initializer_range": 0.2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
+
+# kind -> (tokenizer, configuration, model, what differs, pooling)
+ARCHITECTURES: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
+    "bert": ("wordpiece", "BertConfig", "BertModel", SIZES, "mean"),
+    "roberta": ("bytes", "RobertaConfig", "RobertaModel", SIZES, "mean"),
+    "xlm-roberta": ("unigram", "XLMRobertaConfig", "XLMRobertaModel", SIZES, "cls"),
+    "distilbert": (
+        "wordpiece",
+        "DistilBertConfig",
+        "DistilBertModel",
+        {"dim": 16, "n_layers": 3, "n_heads": 2, "hidden_dim": 32},
+        "mean",
+    ),
+    "mpnet": ("mpnet", "MPNetConfig", "MPNetModel", SIZES, "mean"),
+    "albert": ("unigram", "AlbertConfig", "AlbertModel", SIZES | {"embedding_size": 8}, "mean"),
+    "electra": ("wordpiece", "ElectraConfig", "ElectraModel", SIZES | {"embedding_size": 8}, "cls"),
+    "deberta-v2": (
+        "unigram",
+        "DebertaV2Config",
+        "DebertaV2Model",
+        SIZES
+        | {
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_buckets": 8,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "conv_kernel_size": 3,
+            "conv_act": "gelu",
+        },
+        "mean",
+    ),
+    "modernbert": (
+        "bytes",
+        "ModernBertConfig",
+        "ModernBertModel",
+        SIZES | {"local_attention": 4, "global_attn_every_n_layers": 2, "reference_compile": False},
+        "cls",
+    ),
+    "t5-relu": (
+        "t5",
+        "T5Config",
+        "T5EncoderModel",
+        {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_heads": 2, "initializer_factor": 1.0},
+        "mean",
+    ),
+    "t5": (
+        "t5",
+        "T5Config",
+        "T5EncoderModel",
+        {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_heads": 2, "feed_forward_proj": "gated-gelu"},
+        "mean",
+    ),
+    "qwen3": ("qwen", "Qwen3Config", "Qwen3Model", CAUSAL, "lasttoken"),
+    "gemma3": (
+        "llama",
+        "Gemma3TextConfig",
+        "Gemma3TextModel",
+        CAUSAL | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        "mean",
+    ),
+    "mistral": ("llama", "MistralConfig", "MistralModel", CAUSAL | {"sliding_window": 4}, "lasttoken"),
+    "llama": ("llama", "LlamaConfig", "LlamaModel", CAUSAL, "lasttoken"),
+}
+
+CAUSAL_KINDS = ("qwen3", "gemma3", "mistral", "llama")
+RELU = ("t5-relu",)  # paths with kinks, where nodes gain little
+
+
+def backbone(folder: Path, kind: str, length: int = 40, **changes: Any) -> Path:
+    """The transformer alone, in a folder."""
+    import transformers
+
+    name, config_name, model_name, sizes, _ = ARCHITECTURES[kind]
+    tokenizer = build_tokenizer(name, length)
+    torch.manual_seed(0)
+    positions = {} if kind.startswith("t5") else {"max_position_embeddings": length + 4}
+    sizes = positions | sizes | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id} | changes
+    if not kind.startswith("t5"):
+        sizes.setdefault("initializer_range", 0.4)  # large enough for the path to be curved
+    for end in ("bos", "eos", "cls", "sep"):
+        token = getattr(tokenizer, f"{end}_token_id")
+        if token is not None:
+            sizes[f"{end}_token_id"] = token
+    config = getattr(transformers, config_name)(**sizes)
+    model = getattr(transformers, model_name)(config).eval()
+    if kind in CAUSAL_KINDS:  # new ones have a zero vector for padding, which trained ones have not
+        with torch.no_grad():
+            model.get_input_embeddings().weight[tokenizer.pad_token_id].normal_(std=0.4)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def build(
+    folder: Path,
+    kind: str = "bert",
+    *,
+    pooling: str | tuple[str, ...] | None = None,
+    between: Any = (),
+    normalize: bool = True,
+    similarity: str = "cosine",
+    length: int = 40,
+    **options: Any,
+) -> Path:
+    """A SentenceTransformer in a folder: transformer, pooling, whatever is ``between``, Normalize."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    transformer = Transformer(str(backbone(folder / "backbone", kind, length)))
+    pooled = Pooling(16, pooling or ARCHITECTURES[kind][4], **options.pop("pooling_options", {}))
+    modules = [transformer, pooled, *(between(pooled) if callable(between) else between)]
+    model = SentenceTransformer(
+        modules=modules + [Normalize()] * normalize, similarity_fn_name=similarity, device="cpu", **options
+    )
+    model.save(str(folder / "model"))
+    return folder / "model"
