@@ -26,12 +26,12 @@ table: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/peers.py
-	$(BIN)/python benchmarks/length.py
+	$(BIN)/python benchmarks/floor.py
 	$(BIN)/python benchmarks/tables.py
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[model,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[model,web,dev]'
 	touch $@
 
 clean:

@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 from whymatch import Explainer, __version__, models
-from whymatch.explainer import Request
 from whymatch.inputs import Reading, batched
 
 PAIRS = {
@@ -48,7 +47,6 @@ PAIRS = {
 LAYERS = (0, 3, 5)
 STEPS = 50  # what both peers are given
 TOLERANCES = (1e-2, 2e-3, 1e-3, 3e-4, 1e-4)
-DEFAULT_TOLERANCE = 1e-3
 QUERY = "how do i cancel my train ticket?"
 DOCUMENT = " ".join(text for pair in PAIRS.values() for text in pair) * 5
 STSB = Path(__file__).parents[2] / "shared/data/stsb/stsb-en-dev.csv"
@@ -132,13 +130,6 @@ def plain_passes(explainer: Explainer, text: str, passes: int) -> float:
     return seconds
 
 
-def derivatives(explainer: Explainer, text: str, nodes: int) -> float:
-    """The time of one text's derivatives alone, in forward mode, with so many nodes."""
-    fixed = Explainer(explainer.model, layer=explainer.settings.layer, steps=nodes)
-    ((_, bucket),) = fixed._prepare([Request(text, Reading(), None)]).buckets()
-    return timed(partial(bucket.decompose, mode="forward"), repeat=5, warm=True)[0]
-
-
 def compare(model: Any, other: Any, quick: bool) -> list[dict[str, Any]]:
     points = []
     for size, pair in PAIRS.items():
@@ -150,19 +141,11 @@ def compare(model: Any, other: Any, quick: bool) -> list[dict[str, Any]]:
             for tolerance in TOLERANCES:
                 explainer = Explainer(model, layer=layer, tolerance=tolerance)
                 seconds, why = timed(partial(explainer.explain, *pair), repeat=3, warm=True)
-                nodes = list(zip(pair, why.nodes, strict=True))
                 runs.append({"tolerance": tolerance, "seconds": seconds, "error": why.error, "nodes": why.nodes})
-                if tolerance == DEFAULT_TOLERANCE:
-                    floors = [plain_passes(explainer, text, n * (size + 1)) for text, n in nodes]
-                    ratio = derivatives(explainer, *nodes[0]) / floors[0]
-                    whole = seconds / sum(floors)
             point: dict[str, Any] = {
                 "tokens": size,
                 "layer": layer,
                 "whymatch": runs,
-                "floor_seconds": sum(floors),
-                "floor_ratio": ratio,
-                "floor_ratio_of_the_whole_call": whole,
             }
             if not quick:
                 for name, run, subject in (("paper", paper, model), ("retrivex", retrivex, other)):

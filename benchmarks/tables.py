@@ -26,13 +26,13 @@ def small(value: float) -> str:
 def peers() -> str:
     results = json.loads((HERE / "results/peers.json").read_text())
     lines = [
-        "| tokens | layer | whymatch | error | ÷ floor | the paper's | error | faster | at equal error | "
+        "| tokens | layer | whymatch | error | the paper's | error | faster | at equal error | "
         "retrivex | error | faster | at equal error |",
-        "|" + "---|" * 13,
+        "|" + "---|" * 12,
     ]
     for point in results["points"]:
         ours = next(run for run in point["whymatch"] if run["tolerance"] == 1e-3)
-        cells = [str(point["tokens"]), str(point["layer"]), *times(ours), f"{point['floor_ratio']:.2f}"]
+        cells = [str(point["tokens"]), str(point["layer"]), *times(ours)]
         for name in ("paper", "retrivex"):
             against = point["comparison"][name]
             equal = f"{against['times_faster_at_equal_error']:,.0f}×"
@@ -66,16 +66,12 @@ def exactness() -> str:
     return "\n".join(lines)
 
 
-def length() -> str:
-    results = json.loads((HERE / "results/length.json").read_text())
-    lines = ["| tokens | seconds | floor, seconds | ÷ floor |", "|---|---|---|---|"]
+def floor() -> str:
+    results = json.loads((HERE / "results/floor.json").read_text())
+    lines = ["| tokens | layer | nodes | seconds | floor, seconds | ÷ floor |", "|" + "---|" * 6]
     for row in results["rows"]:
-        cells = [
-            str(row["tokens"]),
-            significant(row["seconds"]),
-            significant(row["floor_seconds"]),
-            f"{row['ratio']:.2f}",
-        ]
+        times = [significant(row["seconds"]), significant(row["floor_seconds"]), f"{row['ratio']:.2f}"]
+        cells = [str(row["tokens"]), str(row["layer"]), str(row["nodes"]), *times]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -89,7 +85,7 @@ def filled(text: str, name: str, table: str) -> str:
 
 def main() -> None:
     method = HERE.parent / "docs/method.md"
-    for path, name, make in ((README, "peers", peers), (method, "exactness", exactness), (method, "length", length)):
+    for path, name, make in ((README, "peers", peers), (method, "exactness", exactness), (method, "floor", floor)):
         before = path.read_text(encoding="utf-8")
         after = filled(before, name, make())
         if "--check" in sys.argv and before != after:

@@ -72,7 +72,7 @@ def test_the_modes_agree(load, kind):
     forward, reverse = (first.decompose([i], mode=mode)[0] for mode in ("forward", "reverse"))
     np.testing.assert_allclose(forward.contributions, reverse.contributions, atol=1e-6)
     whole = explainer.pair(forward, second.decompose([j], mode="forward")[0])
-    np.testing.assert_allclose(second.project(j, forward).matrix, whole.matrix * 1, atol=1e-5)
+    np.testing.assert_allclose(second.project(j, forward).matrix, whole.matrix, atol=1e-5)
 
 
 def test_blocks_that_share_their_weights_are_counted_as_often_as_they_run(load):

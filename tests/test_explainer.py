@@ -284,7 +284,7 @@ def _shared(folders) -> Explainer:
         ({"layer": True}, ValueError, r"layer=True is out of range"),
         ({"tolerance": 0}, ValueError, r"tolerance=0 cannot be met; give 1e-06 to 1"),
         ({"tolerance": -1}, ValueError, r"tolerance=-1 cannot be met"),
-        ({"tolerance": 1e-9}, ValueError, r"tolerance=1e-09 cannot be met; .*in single"),
+        ({"tolerance": 1e-9}, ValueError, r"tolerance=1e-09 cannot be met; give 1e-06 to 1"),
         ({"tolerance": float("nan")}, ValueError, r"tolerance=nan cannot be met"),
         ({"tolerance": "low"}, ValueError, r"tolerance='low' cannot be met"),
         ({"steps": 0}, ValueError, r"steps=0 is not a number of nodes; give 1 to 2,048"),

@@ -32,6 +32,8 @@ def explanation(**changes) -> Explanation:
         "kinds_b": ("text",) * 2,
         "boxes_a": None,
         "boxes_b": None,
+        "image_a": None,
+        "image_b": None,
         "truncated_a": False,
         "truncated_b": True,
         "nodes": (8, 9),

@@ -44,7 +44,18 @@ def test_the_contract_of_the_explainer():
         "trust_remote_code": False,
     }
     public = {name for name in dir(whymatch.Explainer) if not name.startswith("_")}
-    assert public == {"decompose", "explain", "explain_many", "features", "model", "num_layers", "pair", "settings"}
+    assert public == {
+        "at_layer",
+        "decompose",
+        "explain",
+        "explain_many",
+        "features",
+        "model",
+        "num_layers",
+        "pair",
+        "rank",
+        "settings",
+    }
 
 
 def test_importing_is_light():

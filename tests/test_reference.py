@@ -14,7 +14,7 @@ PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 
 def ids_of(model, text, reference):
     (given,) = Encoder(model, "tiny").read([text], Reading())
-    return given.features["input_ids"], reference_features(model.tokenizer, reference, given)["input_ids"]
+    return given.features["input_ids"], reference_features(content_ids(model.tokenizer, reference), given)["input_ids"]
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet"])

@@ -63,11 +63,13 @@ def test_the_page_shows_this_run(table):
     made = MARKS.sub(lambda found: f"{found[1]}" + "\n".join(lines) + f"\n{found[2]}", page)
     if os.environ.get("WHYMATCH_TABLE") == "write":
         PAGE.write_text(made, encoding="utf-8")
+        page = made
 
     def names(text: str) -> list[str]:
-        return re.findall(r"^\| [\w-]+ \| \w+ \| \d", text, re.MULTILINE)
+        return re.findall(r"^\| ([\w-]+ \| \w+) \| \d", text, re.MULTILINE)
 
     assert names(made) == names(page), "docs/encoders.md has other rows: run make table"
-    # Rounding differs between machines; what the page may not do is promise more than is true.
-    shown = [float(cell) for cell in re.findall(r"(\d+e-\d+) (?=\|)", MARKS.search(page)[0])]
-    assert max(shown) <= LOOSE
+    # Rounding differs between machines, so the numbers may; not so what they must be below.
+    for line in MARKS.search(page)[0].splitlines()[3:-1]:
+        kind, pooling, *errors = [cell.strip() for cell in line.strip("| ").split("|")]
+        assert max(map(float, errors)) <= (LOOSE if has_kinks(kind, pooling) else 1e-5)

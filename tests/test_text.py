@@ -94,6 +94,9 @@ def test_a_slow_tokenizer_is_refused():
         prompts: ClassVar[dict[str, str]] = {}
         default_prompt_name = None
 
+        def modules(self):
+            return []
+
         def preprocess(self, *_, **__):
             return {"input_ids": [[1, 2]]}
 

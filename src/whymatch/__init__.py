@@ -7,8 +7,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from whymatch.callables import decompose_callable
-    from whymatch.decomposition import Decomposition
-    from whymatch.explainer import Explainer, ToleranceWarning
+    from whymatch.decomposition import Decomposition, ToleranceWarning
+    from whymatch.explainer import Explainer
     from whymatch.explanation import Explanation
 
 __all__ = ["Decomposition", "Explainer", "Explanation", "ToleranceWarning", "__version__", "decompose_callable"]
@@ -18,7 +18,7 @@ _HOMES = {
     "Decomposition": "whymatch.decomposition",
     "Explainer": "whymatch.explainer",
     "Explanation": "whymatch.explanation",
-    "ToleranceWarning": "whymatch.explainer",
+    "ToleranceWarning": "whymatch.decomposition",
     "decompose_callable": "whymatch.callables",
 }
 

@@ -96,12 +96,12 @@ class _Attention(Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         """A batch of batches is a longer batch."""
-        *tensors, scale = args
-        folded = [
-            None if x is None else _front(x, dim, info.batch_size).flatten(0, 1)
-            for x, dim in zip(tensors, in_dims, strict=False)
-        ]
-        out: Tensor = _Attention.apply(*folded, scale)  # type: ignore[no-untyped-call]
+        *tensors, bias, scale = args
+        folded = [_front(x, dim, info.batch_size).flatten(0, 1) for x, dim in zip(tensors, in_dims, strict=False)]
+        if bias is not None:
+            bias = _front(bias, in_dims[3], info.batch_size)
+            bias = bias.expand(-1, len(folded[0]) // info.batch_size, *bias.shape[2:]).flatten(0, 1)
+        out: Tensor = _Attention.apply(*folded, bias, scale)  # type: ignore[no-untyped-call]
         return out.reshape(info.batch_size, -1, *out.shape[1:]), 0
 
 

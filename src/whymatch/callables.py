@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from whymatch.bucket import Bucket
-from whymatch.decomposition import Decomposition, check_settings
-from whymatch.jacobian import Paths
+from whymatch.decomposition import Decomposition, check_settings, warn_missed
+from whymatch.jacobian import Paths, differentiable
 
 
 def decompose_callable(
@@ -38,20 +38,20 @@ def decompose_callable(
         groups: the number of the group of each cell, from 0; −1 for cells that belong to none, which must not differ
             from the reference. Its shape is that of x, or of x's first axes. None: each entry of the first axis is one.
         labels: what to call the groups.
-        name: what to call the encoder; two decompositions pair if it is the same.
+        name: what to call the encoder; two decompositions pair if it is the same. None: the object itself.
         batch_size: how many plain passes may be held at once.
 
     The other settings are those of :class:`Explainer`. The derivatives have x's own precision.
     """
     settings = check_settings(
-        model=str(name or getattr(encode, "__qualname__", type(encode).__name__)),
+        model=name or f"{getattr(encode, '__qualname__', type(encode).__name__)} at {id(encode):#x}",
         reference="given",
         fold_reference=fold_reference,
         similarity=similarity,
         rule=rule,
         steps=steps,
         tolerance=tolerance,
-        double=_check_dtype(x) == torch.float64,
+        least=1e-5 if _check_dtype(x) == torch.float32 else 8 * torch.finfo(torch.float64).eps,
     )
     if isinstance(encode, nn.Module) and encode.training:
         raise ValueError(
@@ -60,40 +60,48 @@ def decompose_callable(
     if not isinstance(reference, Tensor) or reference.shape != x.shape:
         found = tuple(reference.shape) if isinstance(reference, Tensor) else type(reference).__name__
         raise ValueError(f"the reference must have the shape of x, {tuple(x.shape)}, not {found}")
-    if groups is None:
-        groups = torch.arange(x.shape[0], device=x.device) if x.ndim else torch.zeros((), dtype=torch.long)
+    x, reference = x.detach(), reference.detach().to(x)
+    if groups is None and x.ndim:
+        groups = torch.arange(x.shape[0])
     owner, count = _check_groups(groups, x, reference)
     if labels is not None and len(labels) != count:
         raise ValueError(f"{len(labels)} labels for {count} groups; give one for each, or none")
     with torch.no_grad():
-        embedding = encode(x.detach()[None])
+        embedding = encode(x[None])
     if not isinstance(embedding, Tensor) or embedding.ndim != 2 or len(embedding) != 1:
         found = tuple(embedding.shape) if isinstance(embedding, Tensor) else type(embedding).__name__
         raise ValueError(
             f"encode must give (points, dimensions); for one point of shape {tuple(x.shape)} it gives {found}"
         )
-    start = reference.detach().to(x)
+
+    def tail(points: Tensor, _: Tensor) -> Tensor:
+        with differentiable():
+            return encode(points)
+
     paths = Paths(
-        tail=lambda points, _: encode(points),
-        start=start[None],
-        delta=(x.detach() - start)[None],
+        tail=tail,
+        start=reference[None],
+        delta=(x - reference)[None],
         owner=owner[None],
         groups=count,
         room=max(2, batch_size),
         depth=4,
     )
-    cells = torch.bincount(owner[owner >= 0].flatten(), minlength=count).double().cpu().numpy()
+    cells = torch.bincount(owner[owner >= 0].flatten(), minlength=count).cpu().double().numpy()
     side: dict[str, Any] = {
         "text": settings.model,
         "tokens": tuple(map(str, range(count) if labels is None else labels)),
         "offsets": ((0, 0),) * count,
         "kinds": ("group",) * count,
         "boxes": None,
+        "image": None,
         "truncated": False,
         "unit": "group",
         "shares": cells / cells.sum(),
     }
-    return Bucket(paths, [side], np.asarray(embedding.detach().cpu()), settings).decompose()[0]
+    (dec,) = Bucket(paths, [side], np.asarray(embedding.detach().cpu()), settings).decompose()
+    warn_missed([(dec.error, dec.nodes)], settings.text_tolerance, settings, "inputs")
+    return dec
 
 
 def _check_dtype(x: Any) -> torch.dtype:
@@ -104,8 +112,7 @@ def _check_dtype(x: Any) -> torch.dtype:
 
 
 def _check_groups(groups: Any, x: Tensor, reference: Tensor) -> tuple[Tensor, int]:
-    if not isinstance(groups, Tensor):
-        groups = torch.as_tensor(groups)
+    groups = torch.as_tensor(0 if groups is None else groups).to(x.device)
     if groups.is_floating_point() or groups.shape != x.shape[: groups.ndim] or groups.ndim == 0 or groups.numel() == 0:
         raise ValueError(
             f"groups must be integers, one for each entry of x's first axes; x is {tuple(x.shape)}, groups are "
@@ -120,4 +127,4 @@ def _check_groups(groups: Any, x: Tensor, reference: Tensor) -> tuple[Tensor, in
             f"{int(loose.sum())} numbers of x differ from the reference but belong to no group (−1): the groups could "
             "not sum to the embedding. Give them a group, or set the reference there to x"
         )
-    return groups.to(x.device, torch.long), count
+    return groups.long(), count

@@ -65,13 +65,19 @@ def explain(
     blocks: Annotated[str | None, typer.Option(help="The model's list of blocks. [default: found]")] = None,
     no_fold: Annotated[bool, typer.Option("--no-fold", help="The paper's form, with its reference terms.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the explanation.")] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a heat map.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a figure.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="The same as SVG.")] = None,
+    pdf: Annotated[Path | None, typer.Option(metavar="FILE", help="The same as PDF.")] = None,
+    figure: Annotated[str, typer.Option(help="What the figure is: heatmap or links.")] = "heatmap",
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a page.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the score and the error only.")] = False,
 ) -> None:
     """Explain the score of two texts as a sum over pairs of their tokens."""
-    for path in (json, png, html):
+    figures = {"png": png, "svg": svg, "pdf": pdf}
+    for path in (json, html, *figures.values()):
         _check_writable(path)
+    if figure not in ("heatmap", "links"):
+        raise ValueError(f"--figure {figure!r} is not known; choose heatmap or links")
     # An argument's bytes that are not UTF-8 reach Python as lone surrogates, which the check names.
     check_text(text_a), check_text(text_b)
     from transformers.utils import logging
@@ -96,10 +102,11 @@ def explain(
     view = why.words() if words else why
     if json is not None:
         view.save(json)
-    if png is not None:
-        _save_picture(view, png)
+    for form, path in figures.items():
+        if path is not None:
+            _save_figure(view, figure, path, form)
     if html is not None:
-        _save_page(view, html)
+        _save_page(view.to_html(), html)
     if quiet:
         typer.echo(f"{why.score:.6f} {why.error:.1e}")
         return
@@ -109,6 +116,69 @@ def explain(
 
     console = Console(highlight=False)
     console.print(report(view, top, console.width))
+
+
+@app.command()
+def rank(
+    query: Annotated[str, typer.Argument(help="The query.")],
+    file: Annotated[Path, typer.Argument(help="Documents: lines of text, or .jsonl, .csv or .tsv with a text column.")],
+    model: Annotated[str | None, typer.Option(help="A hub id or a folder. [default: all-MiniLM-L6-v2]")] = None,
+    layer: Annotated[int, typer.Option(help="0 is the input embeddings, -1 the output.")] = -2,
+    top: Annotated[int, typer.Option(min=1, help="How many hits to explain.")] = 10,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a page.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the ranking.")] = None,
+) -> None:
+    """Rank documents for a query, and say which of their words answered which of the query's."""
+    for path in (json, html):
+        _check_writable(path)
+    check_text(query)
+    from whymatch.ranking import read_documents
+
+    documents = read_documents(file)
+    from rich.console import Console
+    from transformers.utils import logging
+
+    from whymatch import Explainer
+    from whymatch.views.terminal import ranking
+
+    logging.disable_progress_bar()
+    found = Explainer(model, layer=layer).rank(query, documents, top=top)
+    if json is not None:
+        found.save(json)
+    if html is not None:
+        _save_page(found.to_html(), html)
+    Console(highlight=False).print(ranking(found))
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A hub id or a folder; more than once to compare. [default: all-MiniLM-L6-v2]"),
+    ] = None,
+    layer: Annotated[int, typer.Option(help="Where the page begins: 0 is the input embeddings, -1 the output.")] = -2,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8000,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A further name that requests may use for this host.")
+    ] = None,
+) -> None:
+    """Open the explorer: a page to type texts into, and a JSON API."""
+    try:
+        import uvicorn
+
+        from whymatch.web.server import create_app
+    except ImportError as error:
+        raise ValueError(f"the explorer needs the extra web ({error}): pip install 'whymatch[web]'") from None
+    from transformers.utils import logging
+
+    from whymatch import Explainer
+
+    logging.disable_progress_bar()
+    _check_port(host, port)
+    explainers = [Explainer(name, layer=layer) for name in (model or (None,))]
+    typer.echo(f"whymatch explorer: http://{host}:{port}/  (Ctrl-C stops it)")
+    uvicorn.run(create_app(explainers, hosts=[host, *(allow_host or [])]), host=host, port=port, log_level="warning")
 
 
 @app.command("models")
@@ -128,6 +198,19 @@ def list_models() -> None:
     for model in found:
         table.add_row(model.name, model.source)
     console.print(table)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Fail before the models are loaded rather than after."""
+    import socket
+
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --host or --port"
+        ) from None
 
 
 def _picture(text: str) -> str | Path:
@@ -153,15 +236,15 @@ def _check_writable(path: Path | None) -> None:
         raise OSError(f"cannot write {str(path)!r}: the folder {str(path.parent)!r} {reason}")
 
 
-def _save_picture(why: Explanation, path: Path) -> None:
-    figure, _ = why.plot()
+def _save_figure(why: Explanation, kind: str, path: Path, form: str) -> None:
+    figure, _ = why.plot(kind)  # type: ignore[arg-type]  # checked above
     with written_aside(path) as aside:
-        figure.savefig(aside, dpi=160, format="png")
+        figure.savefig(aside, dpi=160, format=form)
 
 
-def _save_page(why: Explanation, path: Path) -> None:
+def _save_page(content: str, path: Path) -> None:
     with written_aside(path) as aside:
-        aside.write_text(why.to_html(), encoding="utf-8")
+        aside.write_text(content, encoding="utf-8")
 
 
 def main() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whymatch.picture import Box
+from whymatch.picture import Box, Image
 from whymatch.quadrature import get_rule
 from whymatch.text import Span
 
@@ -44,7 +46,7 @@ def check_settings(
     rule: str,
     steps: int | None,
     tolerance: float,
-    double: bool,
+    least: float,
     layer: int = 0,
 ) -> Settings:
     """Settings that can be met by an encoder of that precision; otherwise an error that names the one that cannot."""
@@ -53,11 +55,10 @@ def check_settings(
         raise ValueError(f"steps={steps!r} is not a number of nodes; give 1 to {most:,}, or None for the tolerance")
     if similarity not in SIMILARITIES:
         raise ValueError(f"similarity={similarity!r} is not known; choose 'cosine', 'dot' or None, the model's own")
-    least = 8 * float(np.finfo(np.float64 if double else np.float32).eps)
     if not isinstance(tolerance, int | float) or not least <= tolerance <= 1:
         raise ValueError(
-            f"tolerance={tolerance!r} cannot be met; give {least:.0e} to 1 (scores in "
-            f"{'double' if double else 'single'} precision are no more exact than that)"
+            f"tolerance={tolerance!r} cannot be met; give {least:.0e} to 1: the encoder's own arithmetic is no more "
+            "exact than that"
         )
     return Settings(
         model=model,
@@ -69,6 +70,31 @@ def check_settings(
         steps=None if steps is None else int(steps),
         tolerance=float(tolerance),
     )
+
+
+class ToleranceWarning(UserWarning):
+    """A result misses the tolerance that was asked for; its ``error`` says by how much."""
+
+
+def warn_missed(found: Sequence[tuple[float, int]], allowed: float, settings: Settings, what: str) -> bool:
+    """One warning, however many results (their error and nodes) miss what is allowed; whether there was one."""
+    missed = [(error, nodes) for error, nodes in found if not error <= allowed]
+    if not missed or settings.steps is not None:
+        return False
+    worst, nodes = max(missed)
+    bound = get_rule(settings.rule).bound
+    cause = (
+        f"at the bound of {bound} nodes; a deeper layer or a larger tolerance converges sooner"
+        if nodes >= bound
+        else f"although {nodes} nodes are enough: this is the rounding of the model's own scores"
+    )
+    warnings.warn(
+        f"{len(missed)} of {len(found)} {what} miss tolerance={settings.tolerance:g}, the worst with an error of "
+        f"{worst:.1e}, {cause}. Results are as they are",
+        ToleranceWarning,
+        stacklevel=4,
+    )
+    return True
 
 
 def is_int(value: object) -> bool:
@@ -84,6 +110,7 @@ class Side:
     offsets: tuple[Span, ...]
     kinds: tuple[str, ...]  # "text", "special", "prompt", "patch", or "group" where an entry has several
     boxes: tuple[Box, ...] | None
+    image: Image | None  # a picture for views
     truncated: bool
     unit: str  # what an entry is: a token, a word, a sentence, a span, a patch
     shares: NDArray[np.floating]  # how much of the reference each entry takes when it is folded: its tokens

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from whymatch import jacobian
 from whymatch.attention import NAME, register
 from whymatch.inputs import Input, Reading, Value, batched, read_picture, read_texts, with_patches
+from whymatch.picture import open_picture
 from whymatch.reference import Reference, content_ids
 from whymatch.rules import speed_up
 from whymatch.text import shown
@@ -40,7 +43,6 @@ class Tower:
     layers: int  # how often one of them runs: more often than there are blocks where they share their weights
     rows: int  # the hidden states of the input that it was found with
     normalizers: tuple[str, ...]  # Normalize modules that run last
-    first: str  # the module that reads inputs
     entry: str | None  # the outermost module that is handed what the first block is: others inside may use it too
 
 
@@ -54,9 +56,9 @@ class Encoder:
         self.name = name
         self._blocks = None if blocks is None else _named_blocks(model, [blocks] if isinstance(blocks, str) else blocks)
         self._towers: dict[Hashable, Tower] = {}
+        self._contents: dict[Hashable, list[int]] = {}
         # Asymmetric models have a route for queries and one for documents; which is which, a pair says by its order.
-        routes = getattr(model[0], "sub_modules", {})
-        self.asymmetric = "query" in routes and "document" in routes
+        self.asymmetric = any(_tasks(module) >= {"query", "document"} for module in model.modules())
 
     @property
     def similarity(self) -> str:
@@ -74,18 +76,35 @@ class Encoder:
     @property
     def num_layers(self) -> int:
         """Of the tower that a text goes through."""
-        if "text" not in self.model.modalities:
-            return self.tower(self.read([_blank()], Reading())[0]).layers
-        return self.tower(self.read([SAMPLE], Reading())[0]).layers
+        return self.tower(self._sample()).layers
+
+    def _sample(self, reading: Reading | None = None) -> Input:
+        """A short input, to see which parts of the model run."""
+        usual = Reading("query") if self.asymmetric else Reading()
+        value = SAMPLE if "text" in self.model.modalities else _blank()
+        return self.read([value], reading or usual)[0]
 
     def check_reference(self, reference: Reference) -> None:
         """An error if the tokenizer has no such token, before any text is read."""
         if isinstance(reference, str) and "text" in self.model.modalities:
-            content_ids(self.tokenizer(self.tower(self.read([SAMPLE], Reading())[0])), reference)
+            self.content(reference, self._sample())
+
+    def content(self, reference: str, given: Input) -> list[int]:
+        """The ids that stand for content where this input is read; asked of the tokenizer once, for it has a state."""
+        if given.modality == "image":
+            return []
+        key = (reference, given.reading.task)
+        if key not in self._contents:
+            with jacobian.LOCK:
+                self._contents[key] = content_ids(given.reader.tokenizer, reference)
+        return self._contents[key]
 
     def read(self, values: Sequence[Value], reading: Reading) -> list[Input]:
         """Preprocess inputs as the model itself does."""
         twin = _copy_tree(self.model)  # preprocessing keeps notes in its modules
+        for module in twin.modules():
+            if hasattr(module, "can_flatten_inputs"):
+                module.can_flatten_inputs = False  # flash attention would pack the texts, and lose their tokens' places
         texts = [value for value in values if isinstance(value, str)]
         if any(_is_media(text, self.model.modalities) for text in texts):
             name = next(text for text in texts if _is_media(text, self.model.modalities))
@@ -100,7 +119,7 @@ class Encoder:
             )
         given = read_picture(twin, value, reading)
         tower = self.tower(given)
-        return with_patches(given, twin, tower.rows, _patch_size(self.model, tower))
+        return with_patches(given, tower.rows, _patch_size(self.model, tower))
 
     def embed(self, inputs: Sequence[Input]) -> NDArray[np.floating]:
         """What the model itself gives, to which everything else is compared."""
@@ -118,17 +137,24 @@ class Encoder:
             found |= zip(numbers, np.asarray(rows), strict=True)
         return np.stack([found[i] for i in range(len(inputs))])
 
+    def vectors(self, values: Sequence[Value], reading: Reading) -> NDArray[np.floating]:
+        """Embeddings for ranking: many inputs at once, in the model's own batches."""
+        twin = _copy_tree(self.model, Tensor.detach).eval()
+        kwargs = {} if reading.task is None else {"task": reading.task}
+        values = [value if isinstance(value, str) else open_picture(value)[0] for value in values]
+        return np.asarray(twin.encode(values, prompt=reading.resolve(twin), show_progress_bar=False, **kwargs))
+
     def tower(self, given: Input) -> Tower:
         """The part of the model that runs for this input, and where it can be cut."""
         key = (given.reading.task, given.modality)
         if key not in self._towers:
-            self._towers[key] = self._trace(given)
+            # A short text runs through the same parts as a long one, and what they hold meanwhile is small.
+            self._towers[key] = self._trace(given if given.modality == "image" else self._sample(given.reading))
         return self._towers[key]
 
     def _trace(self, given: Input) -> Tower:
         twin = _copy_tree(self.model, Tensor.detach).eval()
         ran: list[str] = []  # leaves, in the order in which they ended
-        readers: list[str] = []
         states: dict[str, list[Any]] = {}  # what each list's blocks were handed
         handed: dict[str, Any] = {}  # what each module was handed, first
         lists: dict[str, Any] = {
@@ -150,8 +176,6 @@ class Encoder:
                     handed.setdefault(name, _first_state(args, kwargs))
                 if id(module) in owners:
                     states.setdefault(owners[id(module)], []).append(_first_state(args, kwargs))
-                if not readers and hasattr(module, "preprocess") and not hasattr(module, "sub_modules") and name:
-                    readers.append(name)
                 out = run(*args, **kwargs)
                 if not len(list(module.children())):
                     ran.append(name)
@@ -159,7 +183,7 @@ class Encoder:
 
             module.forward = forward
         with torch.no_grad():
-            twin(batched([given.features], self.device))
+            twin(batched([given.features], self.device), **_forward_kwargs(given))
         blocks = self._choose(lists, states)
         normalizers = []
         for name in reversed(ran):
@@ -174,8 +198,7 @@ class Encoder:
             )
         outside = [blocks.rsplit(".", n)[0] for n in range(blocks.count("."), 0, -1)]
         entry = next((name for name in outside if handed.get(name) is state), None)
-        first = readers[0] if readers else "0"
-        return Tower(blocks, len(states[blocks]), state.shape[1], tuple(normalizers), first, entry)
+        return Tower(blocks, len(states[blocks]), state.shape[1], tuple(normalizers), entry)
 
     def _choose(self, lists: dict[str, Any], states: dict[str, list[Any]]) -> str:
         """The list of blocks: alike modules that ran, not inside another such list, that ran most often."""
@@ -196,11 +219,7 @@ class Encoder:
             "an encoder without blocks can be explained with whymatch.decompose_callable"
         )
 
-    def tokenizer(self, tower: Tower) -> Any:
-        """The tokenizer of the module that reads inputs."""
-        return self.model.get_submodule(tower.first).tokenizer
-
-    def cut(self, tower: Tower, layer: int, dtype: torch.dtype, attention: str | None = None) -> Cut:
+    def cut(self, given: Input, layer: int, dtype: torch.dtype, attention: str | None = None) -> Cut:
         """The encoder from ``layer`` on; by default with an attention that has derivatives of both modes."""
         if attention is None:
             register()
@@ -208,17 +227,20 @@ class Encoder:
                 m._supports_attention_backend for m in self.model.modules() if hasattr(m, "_supports_attention_backend")
             ]
             attention = NAME if takes_any and all(takes_any) else "eager"
-        return Cut(self, tower, layer, dtype, attention)
+        return Cut(self, given, layer, dtype, attention)
 
 
 class Cut:
     """The encoder from block ``layer`` on, as a function of that block's input, without a last Normalize."""
 
-    def __init__(self, encoder: Encoder, tower: Tower, layer: int, dtype: torch.dtype, attention: str) -> None:
+    def __init__(self, encoder: Encoder, given: Input, layer: int, dtype: torch.dtype, attention: str) -> None:
         def cast(weight: Tensor) -> Tensor:
             return weight.detach().to(dtype) if weight.is_floating_point() else weight
 
-        self._tower = tower
+        # What does not take its attention from transformers may still have a fused one inside.
+        self._plainly = jacobian.differentiable if attention == "eager" else nullcontext
+        self._tower = tower = encoder.tower(given)
+        self._kwargs = _forward_kwargs(given)
         self._layer = layer
         self._dtype = dtype
         self.device = encoder.device
@@ -296,7 +318,8 @@ class Cut:
             self._calls, self._captured = 0, None
             try:
                 with torch.no_grad():
-                    self._tree(self._cast(_select(features, torch.arange(low, min(low + size, len(some))))))
+                    part = _select(features, torch.arange(low, min(low + size, len(some))))
+                    self._tree(self._cast(part), **self._kwargs)
             except _Captured:
                 pass
             if self._captured is None:
@@ -316,7 +339,8 @@ class Cut:
                 for number, found in beside.items()
             }
             try:
-                out: Tensor = self._tree(self._cast(_select(features, which)))["sentence_embedding"]
+                with self._plainly():
+                    out: Tensor = self._tree(self._cast(_select(features, which)), **self._kwargs)["sentence_embedding"]
             finally:
                 self._injected = None
             return out
@@ -365,14 +389,24 @@ def _named_blocks(model: Any, names: Sequence[str]) -> list[str]:
     known = dict(model.named_modules())
     found = []
     for name in names:
-        full = name if name in known else next((each for each in known if each.endswith("." + name)), None)
-        if full is None or not len(list(known[full].children())):
+        full = [name] if name in known else [each for each in known if each.endswith("." + name)]
+        if not full or not all(len(list(known[each].children())) for each in full):
             lists = [each for each, module in known.items() if isinstance(module, nn.ModuleList)]
             raise ValueError(
                 f"blocks={name!r} is not a list of blocks of this model; it has {', '.join(lists) or 'none'}"
             )
-        found.append(full)
+        found += full
     return found
+
+
+def _tasks(module: Any) -> set[str]:
+    """The tasks that a Router tells apart."""
+    routes = getattr(module, "sub_modules", None)
+    return {*(routes or ()), *(task for task, _ in getattr(module, "route_mappings", None) or ())}
+
+
+def _forward_kwargs(given: Input) -> dict[str, Any]:
+    return {} if given.reading.task is None else {"task": given.reading.task}
 
 
 def _how_to_name() -> str:
@@ -395,15 +429,18 @@ def _is_media(text: str, modalities: Sequence[Any]) -> bool:
 
 
 def _patch_size(model: Any, tower: Tower) -> int:
-    """The size of a patch, from the module that cuts the picture: the convolution as wide as its stride."""
-    for name, module in model.named_modules():
-        if (
-            isinstance(module, nn.Conv2d)
-            and module.kernel_size == module.stride
-            and name.split(".")[0] == tower.first.split(".")[0]
-        ):
-            return int(module.stride[0])
-    raise TypeError(f"no patches found in the tower of {tower.blocks!r}: its pictures are not cut by one convolution")
+    """The size of a patch, from what cuts the picture: the nearest convolution that is as wide as its stride."""
+    cuts = {
+        name: int(module.stride[0])
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d) and module.kernel_size == module.stride
+    }
+    if not cuts:
+        raise TypeError(
+            f"no patches found in the tower of {tower.blocks!r}: its pictures are not cut by one convolution"
+        )
+    around = tower.blocks.split(".")
+    return cuts[max(cuts, key=lambda name: sum(1 for _ in takewhile(bool, map(str.__eq__, name.split("."), around))))]
 
 
 def _select(features: dict[str, Any], which: Tensor) -> dict[str, Any]:

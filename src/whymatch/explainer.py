@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
-import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from whymatch import jacobian, models
 from whymatch.bucket import Bucket
-from whymatch.decomposition import SIMILARITIES, Decomposition, Settings, check_settings, is_int
+from whymatch.decomposition import SIMILARITIES, Decomposition, Settings, check_settings, is_int, warn_missed
 from whymatch.encoder import Cut, Encoder
 from whymatch.explanation import Explanation, combine
 from whymatch.groups import Groups, check_groups, grouped
 from whymatch.inputs import Input, Reading, Value, batched, check_input, key_of
 from whymatch.jacobian import LOCK, REVERSE_COST, Paths
 from whymatch.quadrature import get_rule
+from whymatch.ranking import Hit, Ranking, top_of
 from whymatch.reference import Reference, check_reference, name_of, reference_features, reference_states
 from whymatch.text import shown
 
@@ -49,10 +50,6 @@ class Request:
     @property
     def key(self) -> Hashable:
         return key_of(self.value, self.reading), self.groups
-
-
-class ToleranceWarning(UserWarning):
-    """A result misses the tolerance that was asked for; its ``error`` says by how much."""
 
 
 class Explainer:
@@ -104,7 +101,9 @@ class Explainer:
                 f"the similarity of {self._encoder.name!r} is {own!r}, which is not a product of embeddings; "
                 "give similarity='cosine' or 'dot'"
             )
-        self._num_layers = self._encoder.num_layers
+        with LOCK:
+            self._num_layers = self._encoder.num_layers
+            self._encoder.check_reference(self._reference)
         self._given_layer = layer
         self._settings = check_settings(
             model=self._encoder.name,
@@ -115,9 +114,8 @@ class Explainer:
             rule=rule,
             steps=steps,
             tolerance=tolerance,
-            double=self._encoder.dtype == torch.float64,
+            least=_least(self._encoder),
         )
-        self._encoder.check_reference(self._reference)
 
     @property
     def num_layers(self) -> int:
@@ -134,6 +132,13 @@ class Explainer:
 
     def __repr__(self) -> str:
         return f"Explainer({self._settings})"
+
+    def at_layer(self, layer: int) -> Explainer:
+        """The same explainer at another layer; the model is shared, and nothing is loaded again."""
+        twin = copy.copy(self)
+        twin._given_layer = layer
+        twin._settings = replace(self._settings, layer=_check_layer(layer, self._num_layers))
+        return twin
 
     def explain(
         self,
@@ -171,8 +176,7 @@ class Explainer:
         groups: Both[Groups] = None,
     ) -> Iterator[Explanation]:
         """Explain pairs in order; inputs run in batches, and one that many pairs share runs once."""
-        tasks = ("query", "document") if task is None and self._encoder.asymmetric else _both(task)
-        readings = [Reading(*one) for one in zip(tasks, _both(prompt_name), _both(prompt), strict=True)]
+        readings = self._readings(task, prompt_name, prompt)
         chosen = [self._groups if one is None else check_groups(one) for one in _both_groups(groups)]
 
         def requests() -> Iterator[tuple[Request, Request]]:
@@ -182,6 +186,12 @@ class Explainer:
 
         results = self._explain_windows(requests())
         return _shown(results, "pairs", len(pairs) if isinstance(pairs, Sized) else None) if progress else results
+
+    def _readings(self, task: Any, prompt_name: Any, prompt: Any) -> list[Reading]:
+        """How each side of a pair is read; the sides of an asymmetric model are a query and a document."""
+        tasks = ("query", "document") if task is None and self._encoder.asymmetric else _both("task", task)
+        names, prompts = _both("prompt_name", prompt_name), _both("prompt", prompt)
+        return [Reading(*one) for one in zip(tasks, names, prompts, strict=True)]
 
     def _explain_windows(self, pairs: Iterator[tuple[Request, Request]]) -> Iterator[Explanation]:
         known: dict[Hashable, Decomposition] = {}
@@ -207,8 +217,9 @@ class Explainer:
         groups: Groups = None,
     ) -> list[Decomposition]:
         """Each input's embedding as a sum over its tokens; made once, used in any number of pairs."""
-        if isinstance(inputs, str):
-            raise TypeError(f"decompose takes a list of texts, not one: give [{inputs[:60]!r}]")
+        if isinstance(inputs, str) or not isinstance(inputs, Iterable):
+            raise TypeError(f"decompose takes a list of texts, not one: give [{inputs!r:.60}]")
+        _both("task", task), _both("prompt_name", prompt_name), _both("prompt", prompt)
         chosen = self._groups if groups is None else check_groups(groups)
         asked = [Request(check_input(one), Reading(task, prompt_name, prompt), chosen) for one in inputs]
         distinct = list({one.key: one for one in asked}.values())
@@ -244,8 +255,7 @@ class Explainer:
 
         The block sums to the entry. Where the reference is folded, the features of a token share its part equally.
         """
-        tasks = ("query", "document") if task is None and self._encoder.asymmetric else _both(task)
-        readings = [Reading(*one) for one in zip(tasks, _both(prompt_name), _both(prompt), strict=True)]
+        readings = self._readings(task, prompt_name, prompt)
         sides = []
         for value, reading, row in zip((a, b), readings, (i, j), strict=True):
             asked = Request(check_input(value), reading, None)
@@ -258,6 +268,39 @@ class Explainer:
         scale = norm_a * norm_b if self._settings.similarity == "cosine" else 1.0
         return np.asarray(left @ right.T / scale)
 
+    def rank(
+        self,
+        query: Value,
+        documents: Sequence[Value],
+        top: int = 10,
+        *,
+        task: Both[str | None] = None,
+        prompt_name: Both[str | None] = None,
+        prompt: Both[str | None] = None,
+        groups: Both[Groups] = None,
+    ) -> Ranking:
+        """The best documents for a query by the model's own scores, each explained; the query is decomposed once."""
+        if isinstance(documents, str) or not documents:
+            raise TypeError(f"rank takes a list of documents, not {documents!r:.60}")
+        if not is_int(top) or top < 1:
+            raise ValueError(f"top={top!r} is not a number of hits; give 1 or more")
+        readings = self._readings(task, prompt_name, prompt)
+        checked = [check_input(one) for one in documents]
+        with LOCK:
+            (asked,) = self._encoder.vectors([check_input(query)], readings[0])
+            found = self._encoder.vectors(checked, readings[1])
+        if self._settings.similarity == "cosine":
+            asked = asked / max(float(np.linalg.norm(asked)), 1e-30)
+            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-30)
+        best = top_of((found @ asked).tolist(), int(top))
+        pairs = [(query, checked[i]) for i in best]
+        reasons = self.explain_many(pairs, task=task, prompt_name=prompt_name, prompt=prompt, groups=groups)
+        hits = tuple(
+            Hit(place, i, why.score, why.text_b, why)
+            for place, (i, why) in enumerate(zip(best, reasons, strict=True), 1)
+        )
+        return Ranking(hits[0].explanation.text_a, hits, len(checked))
+
     def _explain_window(
         self, window: Sequence[tuple[Request, Request]], known: dict[Hashable, Decomposition]
     ) -> list[Explanation]:
@@ -265,9 +308,10 @@ class Explainer:
         projected = self._projected(window, known, new)
         # A bucket is made once for all its inputs, projected or not: they share a run through the encoder.
         homes: dict[Hashable, tuple[Bucket, int]] = {}
+        long_ones = set(projected.values())
         for keys, bucket in new.buckets():
-            homes |= {key: (bucket, i) for i, key in enumerate(keys)}
-            whole = [i for i, key in enumerate(keys) if key not in projected.values()]
+            homes |= {key: (bucket, i) for i, key in enumerate(keys) if key in long_ones}
+            whole = [i for i, key in enumerate(keys) if key not in long_ones]
             known |= zip([keys[i] for i in whole], bucket.decompose(whole), strict=True)
         results = []
         for number, pair in enumerate(window):
@@ -325,19 +369,16 @@ class Explainer:
 
     def _cut(self, given: Input, attention: str | None = None) -> Cut:
         """The part of the encoder that is differentiated for an input."""
-        tower = self._encoder.tower(given)
-        layer = _check_layer(self._given_layer, tower.layers)
-        return self._encoder.cut(tower, layer, self._precision(), attention)
+        layer = _check_layer(self._given_layer, self._encoder.tower(given).layers)
+        return self._encoder.cut(given, layer, self._precision(), attention)
 
     def _bucket(self, cut: Cut, items: Sequence[_Item]) -> Bucket:
         """Inputs of one length and one tower, run through the encoder up to the cut."""
         inputs = [item.given for item in items]
         own = [one.features for one in inputs]
         if isinstance(self._reference, str):
-            tokenizer = self._encoder.tokenizer(self._encoder.tower(inputs[0]))
-            features = batched(
-                own + [reference_features(tokenizer, self._reference, one) for one in inputs], cut.device
-            )
+            ids = self._encoder.content(self._reference, inputs[0])
+            features = batched(own + [reference_features(ids, one) for one in inputs], cut.device)
             x, start = cut.head(features).chunk(2)
         else:
             features = batched(own, cut.device)
@@ -372,26 +413,9 @@ class Explainer:
         return bucket
 
     def _warn_missed(self, found: Sequence[tuple[float, int]], tolerance: float, what: str) -> bool:
-        """One warning, however many results miss the tolerance; whether there was one."""
         # The model's own rounding is no fault of the result's, and no number of nodes would mend it.
         allowed = tolerance + 4 * torch.finfo(self._encoder.dtype).eps
-        missed = [(error, nodes) for error, nodes in found if not error <= allowed]
-        if not missed or self._settings.steps is not None:
-            return False
-        worst, nodes = max(missed)
-        bound = get_rule(self._settings.rule).bound
-        cause = (
-            f"at the bound of {bound} nodes; a deeper layer or a larger tolerance converges sooner"
-            if nodes >= bound
-            else f"although {nodes} nodes are enough: this is the rounding of the model's own scores"
-        )
-        warnings.warn(
-            f"{len(missed)} of {len(found)} {what} miss tolerance={self._settings.tolerance:g}, the worst with an "
-            f"error of {worst:.1e}, {cause}. Results are as they are",
-            ToleranceWarning,
-            stacklevel=3,
-        )
-        return True
+        return warn_missed(found, allowed, self._settings, what)
 
     def _precision(self) -> torch.dtype:
         """Single precision where its rounding is far below the tolerance, else double."""
@@ -418,12 +442,16 @@ class _Prepared:
 
     def buckets(self) -> Iterator[tuple[list[Hashable], Bucket]]:
         """Inputs of one length that go through the encoder in one way, in batches of a bounded size."""
-        alike: dict[Hashable, list[Hashable]] = {}
+        alike: dict[tuple[Reading, str, int], list[Hashable]] = {}
         for key, item in self.items.items():
             given = item.given
             alike.setdefault((given.reading, given.modality, len(given)), []).append(key)
-        for keys in alike.values():
-            cut = self.explainer._cut(self.items[keys[0]].given)
+        # One cut for each way: where it holds weights of its own, in another precision, they are as large as the model.
+        cuts: dict[Hashable, Cut] = {}
+        for (reading, modality, _), keys in alike.items():
+            if (reading.task, modality) not in cuts:
+                cuts[reading.task, modality] = self.explainer._cut(self.items[keys[0]].given)
+            cut = cuts[reading.task, modality]
             for i in range(0, len(keys), TEXTS_TOGETHER):
                 batch = keys[i : i + TEXTS_TOGETHER]
                 yield batch, self.explainer._bucket(cut, [self.items[key] for key in batch])
@@ -447,12 +475,12 @@ def _wrap(model: Any, device: Any, blocks: str | Sequence[str] | None, trust_rem
     )
 
 
-def _both(value: Any) -> tuple[Any, Any]:
-    if isinstance(value, tuple):
-        if len(value) != 2:
-            raise ValueError(f"{value!r:.80} is neither one value nor a pair of them")
-        return value
-    return value, value
+def _both(name: str, value: Any) -> tuple[Any, Any]:
+    """One value for both sides, or a pair of them."""
+    a, b = value if isinstance(value, tuple | list) and len(value) == 2 else (value, value)
+    if not all(one is None or isinstance(one, str) for one in (a, b)):
+        raise TypeError(f"{name}={value!r:.80} is neither a text nor a pair of them")
+    return a, b
 
 
 def _both_groups(groups: Any) -> tuple[Any, Any]:
@@ -464,6 +492,13 @@ def _both_groups(groups: Any) -> tuple[Any, Any]:
 
 def _is_span(value: Any) -> bool:
     return isinstance(value, Sequence) and len(value) == 2 and all(is_int(one) for one in value)
+
+
+def _least(encoder: Encoder) -> float:
+    """The tightest tolerance that the arithmetic can meet."""
+    if encoder.device.type == "mps":  # which has no double precision to derive in
+        return 1e-5
+    return 8 * torch.finfo(torch.float64 if encoder.dtype == torch.float64 else torch.float32).eps
 
 
 def _check_layer(layer: int, count: int) -> int:

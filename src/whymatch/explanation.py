@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from whymatch.alignment import Alignment, Kind, align
 from whymatch.decomposition import Decomposition, Projection, Settings, Side
 from whymatch.files import written_aside
-from whymatch.picture import Box
+from whymatch.picture import Box, Image
 from whymatch.quadrature import Floats
 from whymatch.text import Span, group_words, labels_of
 
@@ -59,6 +60,8 @@ class Explanation:
     kinds_b: tuple[str, ...]
     boxes_a: tuple[Box, ...] | None  # where a side is a picture: its patches, in its pixels
     boxes_b: tuple[Box, ...] | None
+    image_a: Image | None  # the picture itself, small, as a data: address, and its own width and height
+    image_b: Image | None
     truncated_a: bool
     truncated_b: bool
     nodes: tuple[int, int]
@@ -133,7 +136,19 @@ class Explanation:
             raise ValueError(f"k={k!r} is not a number of pairs; give 0 or more")
         order = np.argsort(-np.abs(self.matrix), axis=None, kind="stable")[:k]
         places = zip(*(index.tolist() for index in np.unravel_index(order, self.matrix.shape)), strict=True)
-        return [Pair(self.tokens_a[i], self.tokens_b[j], float(self.matrix[i, j]), i, j) for i, j in places]
+        return [self.entry(i, j) for i, j in places]
+
+    def entry(self, i: int, j: int) -> Pair:
+        """One entry of the matrix, with its tokens."""
+        return Pair(self.tokens_a[i], self.tokens_b[j], float(self.matrix[i, j]), int(i), int(j))
+
+    def align(self, kind: Kind = "mutual") -> Alignment:
+        """The few links a person would draw, and the share of the score that they carry.
+
+        ``"mutual"``: entries that are each other's strongest; ``"assignment"``: each entry at most once; ``"flow"``:
+        optimal transport of what the rows give to what the columns take.
+        """
+        return align(self, kind)
 
     def words(self, reduce: Literal["sum", "mean"] = "sum") -> Explanation:
         """The same explanation over words.
@@ -192,6 +207,8 @@ class Explanation:
                     raise ValueError(f"{name} has the shape {values[name].shape}, not {size}")
             for name in ("tokens_a", "tokens_b", "kinds_a", "kinds_b", "nodes", "modes", "units"):
                 values[name] = tuple(values[name])
+            for name in ("image_a", "image_b"):
+                values[name] = None if values[name] is None else tuple(values[name])
             for name in ("boxes_a", "boxes_b"):
                 values[name] = None if values[name] is None else tuple(tuple(map(int, box)) for box in values[name])
             for name in ("offsets_a", "offsets_b"):
@@ -218,22 +235,33 @@ class Explanation:
             raise ValueError(f"{str(path)!r} is not JSON: {error}") from None
         return cls.from_dict(data)
 
-    def plot(self) -> tuple[Figure, Axes]:
-        """A heat map of the matrix."""
-        from whymatch.views.heatmap import heatmap
+    def plot(self, kind: Literal["heatmap", "links"] = "heatmap") -> tuple[Figure, Axes]:
+        """A heat map of the matrix, or the two texts above each other with the links between them."""
+        from whymatch.views import figures
 
-        return heatmap(self)
+        if kind not in figures.KINDS:
+            raise ValueError(f"kind={kind!r} is not known; choose {', '.join(map(repr, figures.KINDS))}")
+        return figures.KINDS[kind](self)
 
     def to_html(self) -> str:
         """A page of its own: no network, no script from elsewhere."""
         from whymatch.views.page import page
 
-        return page(self)
+        return page([self])
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the page in a frame of its own, so that any number of them can be shown."""
+        from whymatch.views.page import frame
+
+        return frame(self)
 
 
 def combine(a: Side, b: Side) -> Explanation:
     """The explanation of a pair of texts, at least one of them decomposed."""
     _check_alike(a.settings, b.settings)
+    if a.embedding.shape != b.embedding.shape:
+        sizes = f"{a.embedding.shape[0]} and {b.embedding.shape[0]}"
+        raise ValueError(f"these decompositions do not belong together: their embeddings have {sizes} dimensions")
     ref_a, ref_b = np.asarray(a.reference, np.float64), np.asarray(b.reference, np.float64)
     if isinstance(b, Projection):
         matrix, effects_b = np.asarray(b.matrix, np.float64), np.asarray(b.effects, np.float64)
@@ -263,6 +291,8 @@ def combine(a: Side, b: Side) -> Explanation:
         kinds_b=b.kinds,
         boxes_a=a.boxes,
         boxes_b=b.boxes,
+        image_a=a.image,
+        image_b=b.image,
         truncated_a=a.truncated,
         truncated_b=b.truncated,
         nodes=(a.nodes, b.nodes),

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whymatch.inputs import Input
+from whymatch.picture import thumbnail
 from whymatch.text import Span, group_spans, labels_of, sentence_spans, shown, word_spans
 
 Groups: TypeAlias = str | Sequence[Span] | None
@@ -53,10 +54,18 @@ def grouped(given: Input, groups: Groups) -> tuple[NDArray[np.integer], dict[str
         "offsets": given.offsets if alone else offsets,
         "kinds": tuple(given.kinds[members[0]] if len(members) == 1 else "group" for members in rows),
         "boxes": given.boxes,
+        "image": None if given.modality == "text" else thumbnail(given.value),
         "truncated": given.truncated,
         "unit": unit,
-        "shares": np.array([len(members) / len(given) for members in rows]),
+        "shares": _shares(given, rows),
     }
+
+
+def _shares(given: Input, rows: Sequence[Sequence[int]]) -> NDArray[np.floating]:
+    """What a group takes of the reference: its share of the tokens that the pooling sees."""
+    first = given.unpooled if given.unpooled < len(given) else 0
+    seen = np.array([sum(i >= first for i in members) for members in rows], dtype=np.float64)
+    return np.asarray(seen / seen.sum())
 
 
 def _spans(text: str, groups: str | Sequence[Span]) -> Sequence[Span]:

@@ -6,6 +6,7 @@ import os
 import unicodedata
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -52,6 +53,8 @@ class Input:
     offsets: tuple[Span, ...]  # characters of ``text``; empty for what is not a part of it
     kinds: tuple[str, ...]  # "text", "special" (of the template), "prompt" or "patch"
     truncated: bool
+    reader: Any  # the model's module that reads it
+    unpooled: int = 0  # how many rows, from the first, the pooling leaves out: those of a prompt
     boxes: tuple[Box, ...] | None = None  # pixels of the picture, row by row
     features: dict[str, Any] = field(repr=False, default_factory=dict)  # the model's own preprocessing
 
@@ -92,18 +95,19 @@ def batched(inputs: Sequence[dict[str, Any]], device: torch.device) -> dict[str,
 
 def read_texts(model: Any, texts: Sequence[str], reading: Reading) -> list[Input]:
     """Tokenize with the model's own preprocessing, so that prompts, truncation and templates are its own."""
-    wanted: dict[str, Any] = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
-    # Padding is only there to make a batch, unless the model says that it is a part of its texts.
-    if not (getattr(model[0], "processing_kwargs", None) or {}).get("text", {}).get("padding"):
-        wanted["padding"] = False
     prompt = reading.resolve(model)
+    wanted = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
     kwargs = {"text": wanted, "common": {"return_tensors": None}}
-    batch = model.preprocess(list(texts), prompt=prompt, task=reading.task, processing_kwargs=kwargs)
-    if "offset_mapping" not in batch:
-        first = type(model[0]).__name__
+    batch, reader = _preprocess(model, texts, prompt, reading, processing_kwargs=kwargs)
+    if batch.get("modality") == "message":
         raise TypeError(
-            f"{first} gives no tokens with character offsets: models that begin with a transformer and a fast "
-            "tokenizer can be explained. Save a slow tokenizer's tokenizer.json with transformers and load that; "
+            f"{type(reader).__name__} reads texts through a chat template, in which their characters cannot be found "
+            'again; give the model a modality_config that has "text" alone'
+        )
+    if "offset_mapping" not in batch:
+        raise TypeError(
+            f"{type(reader).__name__} gives no tokens with character offsets: models that begin with a transformer and "
+            "a fast tokenizer can be explained. Save a slow tokenizer's tokenizer.json with transformers, load that; "
             "other encoders can be explained with whymatch.decompose_callable"
         )
     before = len(prompt or "")
@@ -120,7 +124,7 @@ def read_texts(model: Any, texts: Sequence[str], reading: Reading) -> list[Input
             (max(0, low - before), high - before) if kind == "text" and high > before else (0, 0)
             for (low, high), kind in zip(spans, kinds, strict=True)
         )
-        tokens, truncated = _tokens(model, batch, i, (prompt or "") + text)
+        tokens, truncated = _tokens(reader, batch, i, (prompt or "") + text)
         labels = (
             token if kind == "special" else _label(token, ((prompt or "") + text)[low:high])
             for token, kind, (low, high) in zip(tokens, kinds, spans, strict=True)
@@ -135,6 +139,8 @@ def read_texts(model: Any, texts: Sequence[str], reading: Reading) -> list[Input
                 offsets=offsets,
                 kinds=kinds,
                 truncated=truncated,
+                reader=reader,
+                unpooled=_unpooled(model, batch),
                 # A value that is not one per text belongs to all of them.
                 features={k: v[i] if isinstance(v, list) else v for k, v in batch.items() if k not in beside},
             )
@@ -142,14 +148,54 @@ def read_texts(model: Any, texts: Sequence[str], reading: Reading) -> list[Input
     return result
 
 
-def _tokens(model: Any, batch: Any, i: int, text: str) -> tuple[list[str], bool]:
+def _preprocess(
+    model: Any, values: Sequence[Any], prompt: str | None, reading: Reading, **kwargs: Any
+) -> tuple[Any, Any]:
+    """What the model's own preprocessing gives, and which of its modules, of one or more, did it. Of a private copy."""
+    readers: list[Any] = []
+
+    def noted(module: Any) -> Any:
+        run = module.preprocess
+
+        @wraps(run)
+        def preprocess(*args: Any, **options: Any) -> Any:
+            readers.append(module)
+            wanted = options.get("processing_kwargs")
+            # Padding is only there to make a batch, unless the model says that it is a part of its texts.
+            if wanted and not (getattr(module, "processing_kwargs", None) or {}).get("text", {}).get("padding"):
+                options["processing_kwargs"] = wanted | {"text": wanted["text"] | {"padding": False}}
+            return run(*args, **options)
+
+        return preprocess
+
+    for module in list(model.modules()):
+        if module is not model and hasattr(module, "preprocess") and not hasattr(module, "sub_modules"):
+            module.preprocess = noted(module)
+    try:
+        batch = model.preprocess(list(values), prompt=prompt, task=reading.task, **kwargs)
+    except TypeError as error:
+        if readers and hasattr(readers[0], "auto_model"):
+            raise
+        raise TypeError(
+            f"{type(model[0]).__name__} cannot be asked for tokens ({error}): models that begin with a transformer and "
+            "a fast tokenizer can be explained, others with whymatch.decompose_callable"
+        ) from None
+    return batch, readers[0] if readers else model[0]
+
+
+def _unpooled(model: Any, batch: Any) -> int:
+    leaves_out = any(getattr(module, "include_prompt", True) is False for module in model.modules())
+    return int(batch.get("prompt_length") or 0) if leaves_out else 0
+
+
+def _tokens(reader: Any, batch: Any, i: int, text: str) -> tuple[list[str], bool]:
     """The tokens of a text as the vocabulary has them, and whether the model reads only its beginning."""
     encodings = getattr(batch, "encodings", None)
     if encodings:
         return encodings[i].tokens, bool(encodings[i].overflowing)
     # A processor of several modalities hands on numbers only.
     end = max((high for _, high in batch["offset_mapping"][i]), default=0)
-    return model[0].tokenizer.convert_ids_to_tokens(batch["input_ids"][i]), bool(text[end:].strip())
+    return reader.tokenizer.convert_ids_to_tokens(batch["input_ids"][i]), bool(text[end:].strip())
 
 
 def _label(token: str, piece: str) -> str:
@@ -167,7 +213,7 @@ def _folded(text: str) -> str:
 def read_picture(model: Any, value: Value, reading: Reading) -> Input:
     """Preprocess one picture; which rows the model makes of it, :func:`with_patches` says when that is known."""
     picture, name = open_picture(value)
-    batch = model.preprocess([picture], prompt=None, task=reading.task)
+    batch, reader = _preprocess(model, [picture], None, reading)
     if "pixel_values" not in batch or batch["pixel_values"].ndim != 4:
         raise TypeError(f"the model's preprocessing makes no grid of pixels of a picture: {shown(name)}")
     return Input(
@@ -179,12 +225,13 @@ def read_picture(model: Any, value: Value, reading: Reading) -> Input:
         offsets=(),
         kinds=(),
         truncated=False,
+        reader=reader,
         boxes=(),
         features={k: v[0] if isinstance(v, Tensor) else v for k, v in batch.items()},
     )
 
 
-def with_patches(given: Input, model: Any, rows: int, patch: int) -> Input:
+def with_patches(given: Input, rows: int, patch: int) -> Input:
     """A picture with the patches, and what precedes them, that are the rows of its hidden states."""
     seen = given.features["pixel_values"].shape[-2:]
     high, wide = (size // patch for size in seen)
@@ -197,5 +244,5 @@ def with_patches(given: Input, model: Any, rows: int, patch: int) -> Input:
         tokens=(*special, *(f"{row},{column}" for row in range(high) for column in range(wide))),
         offsets=((0, 0),) * rows,
         kinds=("special",) * before + ("patch",) * (high * wide),
-        boxes=((0, 0, 0, 0),) * before + boxes_of(model, given.value.size, seen, patch),
+        boxes=((0, 0, 0, 0),) * before + boxes_of(given.reader, given.value.size, seen, patch),
     )

@@ -12,13 +12,16 @@ cut into chunks whose working set is bounded, whatever the length.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from whymatch.quadrature import Floats
 
@@ -28,6 +31,9 @@ LOCK = threading.RLock()
 
 # What one more cotangent costs, in tangents: reverse mode reuses the primal's activations. Measured on CPU.
 REVERSE_COST = 0.8
+
+# Told the fraction that is done, between two chunks; it may raise to stop the work. Set by whoever waits for it.
+WATCH: ContextVar[Callable[[float], None] | None] = ContextVar("WATCH", default=None)
 
 # The working set that runs fastest: on a CPU, about what stays in its caches.
 CPU_BYTES = 128 * 2**20
@@ -85,6 +91,26 @@ class Points:
         return [Points(*piece) for piece in zip(*pieces, strict=True)]
 
 
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Without PyTorch's fused attention, which has no forward-mode derivative."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _watched(pieces: Sequence[Points]) -> Iterator[Points]:
+    watch = WATCH.get()
+    for done, piece in enumerate(pieces):
+        if watch is not None:
+            watch(done / len(pieces))
+        yield piece
+
+
 def values(paths: Paths, points: Points) -> Tensor:
     """The embedding at every point, without derivatives."""
     with torch.no_grad():
@@ -99,7 +125,7 @@ def forward(paths: Paths, points: Points, which: Tensor) -> Tensor:
     """
     out: Tensor | None = None
     width = max(1, min(len(which), paths.room - 1))
-    for piece in points.chunks(max(1, paths.room // (width + 1))):
+    for piece in _watched(points.chunks(max(1, paths.room // (width + 1)))):
         primal, delta, owner = paths.at(piece.alpha, piece.number), paths.delta[piece.number], paths.owner[piece.number]
 
         def tangent(
@@ -132,10 +158,12 @@ def reverse(paths: Paths, points: Points, cotangents: Tensor) -> Tensor:
     decomposition; the other input's decomposition gives the pair's matrix.
     """
     count = cotangents.shape[1]
+    # A last, spare group takes the cells of no group.
     cells = paths.owner.flatten(1)
-    out = cotangents.new_zeros(len(paths.start), count, cells.shape[1])
+    place = torch.where(cells < 0, paths.groups, cells)
+    out = cotangents.new_zeros(len(paths.start), count, paths.groups + 1)
     width = max(1, min(count, paths.room - paths.depth))
-    for piece in points.chunks(max(1, paths.room // (width + paths.depth))):
+    for piece in _watched(points.chunks(max(1, paths.room // (width + paths.depth)))):
         primal, delta, number = paths.at(piece.alpha, piece.number), paths.delta[piece.number], piece.number
         weighted = delta * piece.weight.view(-1, *[1] * (delta.ndim - 1))
         with LOCK, torch.no_grad():
@@ -144,11 +172,10 @@ def reverse(paths: Paths, points: Points, cotangents: Tensor) -> Tensor:
                 part = cotangents[number, low : low + width].transpose(0, 1)  # (cotangents, points, embedding)
                 gradient = vmap(lambda cotangent, pull=pull: pull(cotangent)[0])(part)
                 found = paths.cells(gradient * weighted)  # (cotangents, points, cells)
-                out[:, low : low + width].index_add_(0, number, found.transpose(0, 1))
-    # A last, spare group takes the cells of no group.
-    place = torch.where(cells < 0, paths.groups, cells)[:, None].expand_as(out)
-    grouped = out.new_zeros(len(out), count, paths.groups + 1).scatter_add(2, place, out)
-    return grouped[..., :-1]
+                grouped = found.new_zeros(*found.shape[:2], paths.groups + 1)
+                grouped.scatter_add_(2, place[number].expand_as(found), found)
+                out[:, low : low + width].index_add_(0, number, grouped.transpose(0, 1))
+    return out[..., :-1]
 
 
 def cheapest(groups: int, dimensions: int) -> str:

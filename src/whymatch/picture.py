@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 Box: TypeAlias = tuple[int, int, int, int]  # left, top, right, bottom, in pixels of the picture as it was given
+Image: TypeAlias = tuple[str, int, int]  # a small copy as a data: address; width and height of the picture itself
 
 
 def open_picture(value: Any) -> tuple[Any, str]:
     """A Pillow image in RGB, and what to call it."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image as Pillow
+        from PIL import ImageOps, UnidentifiedImageError
     except ImportError:
         raise ImportError("pictures need Pillow: pip install pillow") from None
 
-    if isinstance(value, Image.Image):
+    if isinstance(value, Pillow.Image):
         name = getattr(value, "filename", "") or f"picture {value.width} × {value.height}"
         return value.convert("RGB"), os.path.basename(name)
     path = os.fspath(value)
     try:
-        with Image.open(path) as picture:
-            return picture.convert("RGB"), os.path.basename(path)
+        with Pillow.open(path) as picture:
+            # Cameras write pictures lying down, with a note to turn them.
+            return ImageOps.exif_transpose(picture).convert("RGB"), os.path.basename(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no picture {path!r}") from None
     except (UnidentifiedImageError, OSError) as error:
         raise ValueError(f"{path!r} cannot be read as a picture: {error}") from None
 
 
-def boxes_of(model: Any, size: tuple[int, int], seen: Sequence[int], patch: int) -> tuple[Box, ...]:
+def thumbnail(picture: Any, largest: int = 384) -> Image:
+    """A picture for a view to lay values over."""
+    small = picture.copy()
+    small.thumbnail((largest, largest))
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode(), picture.width, picture.height
+
+
+def boxes_of(reader: Any, size: tuple[int, int], seen: Sequence[int], patch: int) -> tuple[Box, ...]:
     """The boxes of the patches, row by row, in a picture of ``size`` (width, height) of which the model saw ``seen``.
 
     Processors scale a picture, and some cut out its middle: a patch is traced back through both.
     """
     width, height = size
     high, wide = (int(n) for n in seen)
-    processor = getattr(model[0], "processor", None)
+    processor = getattr(reader, "processor", None)
     processor = getattr(processor, "image_processor", processor)
     wanted = dict(getattr(processor, "size", None) or {})
     if getattr(processor, "do_resize", True) and "shortest_edge" in wanted:

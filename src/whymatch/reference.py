@@ -51,11 +51,10 @@ def content_ids(tokenizer: Any, reference: str) -> list[int]:
     return [int(token)]
 
 
-def reference_features(tokenizer: Any, reference: str, given: Input) -> dict[str, Any]:
+def reference_features(ids: list[int], given: Input) -> dict[str, Any]:
     """The features of the reference of an input: as long as the input, the template's and the prompt's tokens kept."""
     if given.modality == "image":  # a blank picture, of the colour that the model's processor makes zero
         return given.features | {"pixel_values": torch.zeros_like(given.features["pixel_values"])}
-    ids = content_ids(tokenizer, reference)
     content = [i for i, kind in enumerate(given.kinds) if kind == "text"]
     replaced = list(given.features["input_ids"])
     for number, i in enumerate(content):

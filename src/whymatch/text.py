@@ -96,6 +96,9 @@ def group_spans(length: int, offsets: Iterable[Span], spans: Sequence[Span], tog
     groups: list[list[int]] = []
     last = -1  # the last span that the current group reaches
     for i, (low, high) in enumerate(offsets):
+        if together and groups and low == high > 0:
+            groups[-1].append(i)  # a space, to which some tokenizers give no width, between two words of one span
+            continue
         inside = [number for number in owner[low:high] if number >= 0]
         loose = together and not inside and high > low
         if groups and (inside[0] <= last if inside else loose and last == _LOOSE):

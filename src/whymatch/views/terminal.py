@@ -14,26 +14,72 @@ from whymatch.views.colours import ink, shade
 
 if TYPE_CHECKING:
     from whymatch.explanation import Explanation, Pair
+    from whymatch.ranking import Ranking
+
+CELL = 7  # the width of a column of the matrix
+ROWS = 40
 
 
 def report(why: Explanation, top: int, width: int) -> RenderableType:
-    """Score, error, the strongest pairs and the matrix."""
-    parts: list[RenderableType] = [_account(why)]
+    """The account of the score, the texts, the strongest pairs, and the matrix, or as much of it as fits."""
+    parts: list[RenderableType] = [_account(why), Text(), *_texts(why)]
     for side, truncated in (("first", why.truncated_a), ("second", why.truncated_b)):
         if truncated:
             parts.append(Text(f"The {side} text is longer than the model reads; its end was cut off.", style="yellow"))
     if top:
         parts += [Text(), _strongest(why.top(top), width)]
-    parts += [Text(), _matrix(why, width)]
+    # Words where the tokens do not fit; the strongest rows and columns where words do not either.
+    fits = _label_width(why, width) + CELL * len(why.tokens_b) <= width and len(why.tokens_a) <= ROWS
+    words = None if fits or "token" not in why.units or not why.sums_to_score else why.words()
+    if words is not None and len(words.tokens_b) < len(why.tokens_b):
+        parts += [Text(), Text("by words:", style="dim"), _matrix(words, width)]
+    else:
+        parts += [Text(), _matrix(why, width)]
+    return Group(*parts)
+
+
+def _texts(why: Explanation) -> list[RenderableType]:
+    """Both texts, each token on the colour of what it gives in total."""
+    totals = why.matrix.sum(1), why.matrix.sum(0)
+    largest = max(float(np.abs(total).max(initial=0)) for total in totals) or 1.0
+    lines: list[RenderableType] = []
+    for tokens, values in zip((why.tokens_a, why.tokens_b), totals, strict=True):
+        line = Text()
+        for token, value in zip(tokens, values, strict=True):
+            colour = shade(float(value), largest)
+            line.append(clean(token), "{} on rgb({},{},{})".format(ink(colour), *colour))
+            line.append(" ")
+        lines.append(line)
+    return lines
+
+
+def ranking(found: Ranking) -> RenderableType:
+    """Each hit with its words on the colour of what they gave, and the query's words that the strongest answered."""
+    parts: list[RenderableType] = [
+        Text(f"best {len(found)} of {found.searched} for: {clean(found.query)}", style="bold")
+    ]
+    for hit in found:
+        answers = hit.answers()
+        largest = max((abs(answer.value) for answer in answers), default=0.0) or 1.0
+        line, end = Text(), 0
+        for answer in sorted(answers, key=lambda answer: answer.span):
+            low, high = answer.span
+            colour = shade(answer.value, largest)
+            line.append(clean(hit.document[end:low]))
+            line.append(clean(hit.document[low:high]), "{} on rgb({},{},{})".format(ink(colour), *colour))
+            end = high
+        line.append(clean(hit.document[end:]))
+        why = ", ".join(f"{clean(a.word)} ← {clean(a.query_word)} {a.value:+.3f}" for a in answers[:4])
+        parts += [Text(), Text(f"{hit.rank}. {hit.score:.4f}", style="bold"), line, Text(why, style="dim")]
     return Group(*parts)
 
 
 def _account(why: Explanation) -> Text:
     positive, negative = why.matrix[why.matrix > 0].sum(), why.matrix[why.matrix < 0].sum()
     line = Text.assemble((f"score {why.score:.4f}", "bold"), f"  {why.similarity}, error {why.error:.1e}\n")
-    line.append(f"matrix {why.matrix.sum():+.4f} ({positive:+.4f} {negative:+.4f})")
+    line.append(f"pairs {why.matrix.sum():+.4f}: {positive:+.4f} raise it, {negative:+.4f} lower it")
     if not why.settings.fold_reference:
-        effects = f"  reference a {why.effects_b.sum():+.4f}  b {why.effects_a.sum():+.4f}  both {why.constant:+.4f}"
+        effects = f"\nreference a {why.effects_b.sum():+.4f}  b {why.effects_a.sum():+.4f}  both {why.constant:+.4f}"
         line.append(effects)
     line.append(f"\n{why.model}, layer {why.layer}, {why.rule} with {why.nodes[0]} and {why.nodes[1]} nodes", "dim")
     if not why.sums_to_score:
@@ -59,10 +105,9 @@ def _strongest(pairs: list[Pair], width: int) -> Table:
 
 def _matrix(why: Explanation, width: int) -> RenderableType:
     """Every cell where they fit; else the columns, then the rows, that matter most, in their order."""
-    cell = 7
-    label = min(max((cell_len(clean(token)) for token in why.tokens_a), default=1), max(6, width // 5))
+    cell, label = CELL, _label_width(why, width)
     columns = _strong(np.abs(why.matrix).sum(0), max(1, (width - label) // cell))
-    rows = _strong(np.abs(why.matrix).sum(1), 40)
+    rows = _strong(np.abs(why.matrix).sum(1), ROWS)
     largest = float(np.abs(why.matrix).max(initial=0)) or 1.0
     form = "+.3f" if largest < 9.9995 else "+.1f" if largest < 999.95 else "+.0e"
     lines = Text(no_wrap=True)
@@ -80,6 +125,10 @@ def _matrix(why: Explanation, width: int) -> RenderableType:
     hidden = f"{len(rows)} of {len(why.tokens_a)} rows, {len(columns)} of {len(why.tokens_b)} columns shown"
     whole = len(rows) == len(why.tokens_a) and len(columns) == len(why.tokens_b)
     return lines if whole else Group(lines, Text(hidden, style="dim"))
+
+
+def _label_width(why: Explanation, width: int) -> int:
+    return min(max((cell_len(clean(token)) for token in why.tokens_a), default=1), max(6, width // 5))
 
 
 def _strong(weight: np.ndarray, count: int) -> list[int]:

@@ -1,0 +1,1 @@
+"""The explorer: a page and a JSON API over one or more explainers (FastAPI, the extra ``web``)."""

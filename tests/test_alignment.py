@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from test_explanation import explanation
+
+MATRIX = np.array([[0.5, 0.1, 0.0], [0.4, 0.3, 0.0], [0.0, -0.6, 0.02], [0.0, 0.0, 0.2]])
+
+
+def known(**changes):
+    return explanation(
+        **{
+            "matrix": MATRIX,
+            "score": float(MATRIX.sum()),
+            "effects_b": np.zeros(3),
+            "tokens_b": ("x", "y", "[SEP]"),
+            "offsets_b": ((0, 1), (2, 3), (0, 0)),
+            "kinds_b": ("text", "text", "special"),
+        }
+        | changes
+    )
+
+
+def links(why, kind):
+    return {(link.i, link.j) for link in why.align(kind).links}
+
+
+def test_mutual_links_are_each_others_strongest():
+    assert links(known(), "mutual") == {(0, 0)}
+    assert known().align().share == pytest.approx(0.5 / MATRIX.sum())
+
+
+def test_an_assignment_uses_each_once():
+    assert links(known(), "assignment") == {(0, 0), (1, 1)}
+
+
+def test_a_flow_gives_everything_away():
+    assert links(known(), "flow") >= {(0, 0), (1, 1), (1, 0)}
+
+
+@pytest.mark.parametrize("kind", ["mutual", "assignment", "flow"])
+def test_special_tokens_and_negative_pairs_have_no_links(kind):
+    why = known()
+    assert all(j != 2 and MATRIX[i, j] > 0 for i, j in links(why, kind))
+    nothing = known(matrix=-np.abs(MATRIX))
+    assert nothing.align(kind).links == ()
+    assert nothing.align(kind).share == 0
+    only = known(kinds_b=("special",) * 3)
+    assert only.align(kind).links == ()
+
+
+def test_links_come_strongest_first_and_say_what_they_are():
+    found = known().align("assignment")
+    assert [link.value for link in found.links] == [0.5, 0.3]
+    assert repr(found) == "Alignment(assignment, 87% of the score: un–x, ##believ–y)"
+
+
+def test_an_unknown_kind_is_named():
+    with pytest.raises(ValueError, match="kind='best' is not known; choose 'mutual', 'assignment', 'flow'"):
+        known().align("best")
+
+
+@pytest.mark.parametrize("kind", ["mutual", "assignment", "flow"])
+def test_the_links_of_a_real_pair(minilm, kind):
+    from whymatch import Explainer
+
+    why = Explainer(minilm, layer=4).explain("The coffee is not good.", "This is bad coffee.").words()
+    found = why.align(kind)
+    assert ("coffee", "coffee") in {(link.token_a, link.token_b) for link in found.links}
+    assert 0.4 < found.share < 1.2
