@@ -86,7 +86,7 @@ ARCHITECTURES: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
         "wordpiece",
         "DistilBertConfig",
         "DistilBertModel",
-        {"dim": 16, "n_layers": 3, "n_heads": 2, "hidden_dim": 32},
+        {"dim": 16, "n_layers": 3, "n_heads": 2, "hidden_dim": 32, "initializer_range": 0.2},
         "mean",
     ),
     "mpnet": ("mpnet", "MPNetConfig", "MPNetModel", SIZES, "mean"),
