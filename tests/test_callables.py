@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from whymatch import Explainer, decompose_callable
+from whymatch import Explainer, ToleranceWarning, decompose_callable
 
 EXAMPLE = Path(__file__).parents[1] / "examples/siamese_cnn.py"
 
@@ -65,6 +65,32 @@ def test_without_groups_each_entry_of_the_first_axis_is_one():
     dec = decompose_callable(tower, torch.randn(5), torch.zeros(5), labels=list("abcde"))
     assert dec.tokens == tuple("abcde")
     assert dec.error < 1e-3
+
+
+def test_fused_attention_is_taken_apart():
+    """PyTorch's has no forward-mode derivative, and its transformer layer a fast path without any."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, activation="gelu", batch_first=True).eval()
+    head = nn.Linear(8, 12).eval()
+    x = torch.randn(3, 8)
+    dec = decompose_callable(lambda points: head(layer(points).mean(1)), x, torch.randn(3, 8))
+    assert dec.mode == "forward"
+    assert dec.error < 1e-3
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_missed_tolerance_is_said():
+    torch.manual_seed(0)
+    tower = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 30)).eval()
+    with pytest.warns(ToleranceWarning, match="1 of 1 inputs miss tolerance=1e-05"):
+        decompose_callable(tower, torch.randn(20), torch.randn(20), tolerance=1e-5)
+
+
+def test_embeddings_of_different_sizes_do_not_pair():
+    one = decompose_callable(nn.Linear(4, 3).eval(), torch.randn(4), torch.zeros(4), name="x")
+    other = decompose_callable(nn.Linear(4, 2).eval(), torch.randn(4), torch.zeros(4), name="x")
+    with pytest.raises(ValueError, match="their embeddings have 3 and 2 dimensions"):
+        Explainer.pair(one, other)
 
 
 def test_the_explainers_pair_takes_them(load):

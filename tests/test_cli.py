@@ -125,3 +125,46 @@ def test_version_and_help_do_not_load_torch():
             [sys.executable, "-c", script, flag], capture_output=True, text=True, check=True, env=dict(os.environ)
         )
         assert expected in out.stdout
+
+
+def test_rank_prints_hits_and_what_answered(whymatch, tmp_path):
+    (tmp_path / "d.txt").write_text("Two dogs run.\nThis is bad coffee.\nThe coffee is not good.\n")
+    html, json_file = tmp_path / "r.html", tmp_path / "r.json"
+    out, err = whymatch(
+        "rank", "bad coffee", str(tmp_path / "d.txt"), "--top", "2", "--html", str(html), "--json", str(json_file)
+    )
+    assert err == ""
+    assert "best 2 of 3 for: bad coffee" in out
+    assert "1. " in out
+    assert "←" in out
+    assert html.read_text().startswith("<!doctype html>")
+    assert '"whymatch.ranking"' in json_file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("rank", "x", "none.txt"), "there is no file 'none.txt'"),
+        (("rank", "x", "none.txt", "--top", "0"), "--top"),
+        (("explain", "a", "b", "--figure", "pie"), "--figure 'pie' is not known"),
+        (("explain", "a", "b", "--groups", "letters"), "groups='letters' is not known"),
+        (("explain", "a", "b", "--svg", "nowhere/x.svg"), "cannot write 'nowhere/x.svg'"),
+        (("explain", "a", "b", "--blocks", "no.such"), "blocks='no.such' is not a list of blocks"),
+        (("explain", "a", "b", "--prompt-name", "nope"), "prompt_name='nope': this model has the prompts"),
+        (("serve", "--port", "99999"), "--port"),
+        (("serve", "--host", "256.0.0.1"), "cannot listen on 256.0.0.1:8000"),
+    ],
+)
+def test_bad_flags_of_the_other_commands(whymatch, args, message):
+    _, err = whymatch(*args, code=2)
+    assert message in err
+
+
+def test_figures_of_every_kind_are_written_whole(whymatch, tmp_path):
+    files = {form: tmp_path / f"why.{form}" for form in ("png", "svg", "pdf")}
+    flags = [part for form, path in files.items() for part in (f"--{form}", str(path))]
+    whymatch("explain", "bad coffee", "This is bad coffee.", "--layer", "2", "--figure", "links", "-q", *flags)
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in files["svg"].read_text()
+    assert files["pdf"].read_bytes().startswith(b"%PDF")
+    assert len(list(tmp_path.iterdir())) == 3

@@ -385,3 +385,35 @@ def test_features_are_those_of_the_oracle(load):
     expected = oracle.attributions(model, *PAIR, 1, steps=12)["features"]
     explainer = Explainer(model, layer=1, rule="right", steps=12, fold_reference=False, tolerance=1e-6)
     np.testing.assert_allclose(explainer.features(*PAIR, 2, 4), expected[2, :, 4], atol=1e-7)
+
+
+def test_what_encode_is_told_is_checked(load):
+    explainer = Explainer(load(), layer=2)
+    with pytest.raises(TypeError, match="prompt=3 is neither a text nor a pair of them"):
+        explainer.explain(*PAIR, prompt=3)
+    with pytest.raises(TypeError, match=r"task=.*1.* is neither a text nor a pair"):
+        explainer.explain(*PAIR, task=("query", 1))
+    with pytest.raises(TypeError, match="decompose takes a list of texts, not one: give"):
+        explainer.decompose(7)
+
+
+def test_another_layer_shares_the_model(load):
+    explainer = Explainer(load(), layer=2)
+    other = explainer.at_layer(0)
+    assert other.model is explainer.model
+    assert (other.settings.layer, explainer.settings.layer) == (0, 2)
+    assert other.explain(*PAIR).layer == 0
+    with pytest.raises(ValueError, match="layer=9 is out of range"):
+        explainer.at_layer(9)
+
+
+def test_one_copy_of_the_weights_however_many_lengths(load, monkeypatch):
+    """In another precision a cut holds weights of its own, as large as the model."""
+    from whymatch.encoder import Cut
+
+    made = []
+    original = Cut.__init__
+    monkeypatch.setattr(Cut, "__init__", lambda self, *args: (made.append(1), original(self, *args))[1])
+    texts = ["coffee " * n for n in range(1, 9)]
+    Explainer(load(), layer=2, tolerance=1e-5).decompose(texts)
+    assert len(made) == 1

@@ -115,11 +115,11 @@ def test_prompts_are_labelled_and_left_out_where_pooling_leaves_them_out(tmp_pat
         assert all(why.offsets_a[i] == (0, 0) for i in prompts)
         low, high = why.offsets_a[why.tokens_a.index("coffee")]
         assert PAIR[0][low:high].strip() == "coffee"
-        paper = explainer.settings.layer == 3 and not include
-        if paper:  # at the output the pooling sees each token alone
-            plain = Explainer(model, layer=3, tolerance=1e-6, fold_reference=False).explain(*PAIR, prompt_name="query")
-            assert np.abs(plain.matrix[prompts]).max() == 0
-            assert np.abs(plain.matrix).max() > 1e-4
+        if layer == 3 and not include:  # at the output the pooling sees each token alone
+            paper = Explainer(model, layer=3, tolerance=1e-6, fold_reference=False).explain(*PAIR, prompt_name="query")
+            for found in (why, paper):
+                assert np.abs(found.matrix[prompts]).max() == 0
+                assert np.abs(found.matrix).max() > 1e-4
 
 
 def test_tasks_read_as_encode_query_and_encode_document_do(tmp_path):
@@ -166,3 +166,27 @@ def test_half_precision(load, kind, dtype):
     assert why.score == pytest.approx(own_score(model), abs=1e-6)
     assert why.relative_error <= 1e-3 + 4 * torch.finfo(dtype).eps
     assert next(model.parameters()).dtype == dtype
+
+
+def test_models_that_begin_with_word_embeddings_are_refused():
+    from sentence_transformers.sentence_transformer.modules import BoW, WordEmbeddings
+    from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
+
+    words = WordEmbeddings(WhitespaceTokenizer(["bad", "coffee"]), np.eye(2, 4, dtype=np.float32))
+    for modules in ([words, Pooling(4, "mean")], [BoW(["bad", "coffee"])]):
+        with pytest.raises(TypeError, match=r"begin with a transformer and a fast tokenizer .*decompose_callable"):
+            Explainer(SentenceTransformer(modules=modules, device="cpu"))
+
+
+def test_a_chat_template_is_refused_with_the_reason(tmp_path):
+    from sentence_transformers.base.modules import Transformer
+
+    folder = zoo.backbone(tmp_path, "qwen3")
+    tokenizer = zoo.build_tokenizer("qwen")
+    tokenizer.chat_template = "{% for m in messages %}<|im_end|>{{ m['role'] }} {{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    model = SentenceTransformer(modules=[Transformer(str(folder)), Pooling(16, "lasttoken")], device="cpu")
+    if "message" not in model.modalities:
+        pytest.skip("this sentence-transformers does not read texts through the template")
+    with pytest.raises(TypeError, match=r"through a chat template, .*modality_config"):
+        Explainer(model)

@@ -21,7 +21,7 @@ def test_the_python_runs_and_says_what_it_says(minilm, tmp_path, monkeypatch):  
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     blocks = [code for language, code in BLOCKS if language == "python"]
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     exec(blocks[0], names)
     why = names["why"]
     assert f"{why.score:.4f}" == f"{why.matrix.sum():.4f}" == "0.8337"
@@ -34,14 +34,15 @@ def test_the_python_runs_and_says_what_it_says(minilm, tmp_path, monkeypatch):  
 
 def test_the_commands_run(minilm, tmp_path):  # noqa: ARG001
     lines = [line for language, code in BLOCKS if language == "sh" for line in code.splitlines()]
-    commands = [shlex.split(line) for line in lines if line.startswith("whymatch")]
-    assert len(commands) == 3
-    for command in commands:
+    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("whymatch")]
+    assert [command[1] for command in commands] == ["explain", "explain", "rank", "models", "serve"]
+    (tmp_path / "documents.txt").write_text("The coffee is not good.\nI would love some tea.\n")
+    for command in commands[:-1]:  # the browser tests serve
         program = [sys.executable, "-m", "whymatch.cli", *command[1:]]
         done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ))
         assert done.returncode == 0, done.stderr
         assert done.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"why.html", "why.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"documents.txt", "why.html", "why.json", "ranking.html"}
 
 
 def test_the_two_commands_exist():

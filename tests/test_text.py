@@ -125,3 +125,9 @@ def test_tokens_in_no_span_stay_with_their_neighbours():
     offsets = [(0, 0), (0, 3), (4, 7), (8, 11), (12, 15), (0, 0)]
     assert group_spans(15, offsets, [(4, 7)], together=True) == [[0], [1], [2], [3, 4], [5]]
     assert group_spans(15, offsets, [(4, 7)]) == [[0], [1], [2], [3], [4], [5]]
+
+
+def test_a_space_without_width_does_not_break_a_sentence():
+    """Tokenizers that trim offsets give a token of spaces a span of no width."""
+    offsets = [(0, 0), (0, 3), (4, 4), (5, 8), (0, 0)]
+    assert group_spans(8, offsets, [(0, 8)], together=True) == [[0], [1, 2, 3], [4]]

@@ -58,6 +58,35 @@ def test_one_text_as_query_and_as_document(asymmetric):
     assert why.error < 1e-3
 
 
+def test_routes_of_other_names_are_found_by_their_tasks(tmp_path):
+    torch.manual_seed(0)
+    modules = {
+        name: [Transformer(str(zoo.backbone(tmp_path / name, kind))), Pooling(16, "mean")]
+        for name, kind in (("q", "bert"), ("d", "roberta"))
+    }
+    mappings = {("query", "text"): "q", ("document", "text"): "d"}
+    model = SentenceTransformer(modules=[Router(modules, default_route="d", route_mappings=mappings)], device="cpu")
+    why = Explainer(model, layer=1, tolerance=1e-6).explain(QUERY, DOCUMENT)
+    expected = float(model.similarity(model.encode_query(QUERY), model.encode_document(DOCUMENT)))
+    assert why.score == pytest.approx(expected, abs=1e-6)
+    assert why.error <= 1e-5
+
+
+@pytest.mark.parametrize("default", ["document", None])
+def test_a_router_behind_one_transformer(tmp_path, default):
+    torch.manual_seed(0)
+    routes = {"query": [Dense(16, 8)], "document": [Dense(16, 8)]}
+    router = Router(routes, default_route=default, allow_empty_key=default is not None)
+    model = SentenceTransformer(
+        modules=[Transformer(str(zoo.backbone(tmp_path, "bert"))), Pooling(16, "mean"), router, Normalize()],
+        device="cpu",
+    )
+    why = Explainer(model, layer=1, tolerance=1e-6).explain(QUERY, DOCUMENT)
+    expected = float(model.similarity(model.encode_query(QUERY), model.encode_document(DOCUMENT)))
+    assert why.score == pytest.approx(expected, abs=1e-6)
+    assert why.error <= 1e-5
+
+
 def clip(folder: Path, kind: str) -> Path:
     """A tiny CLIP or SigLIP with a real processor: pictures of 32 × 32 in patches of 8."""
     import transformers

@@ -125,24 +125,19 @@ class Encoder:
         """What the model itself gives, to which everything else is compared."""
         twin = _copy_tree(self.model, Tensor.detach).eval()
         reading = inputs[0].reading
-        kwargs = {} if reading.task is None else {"task": reading.task}
         found: dict[int, NDArray[np.floating]] = {}
         # Inputs of one length need no padding, which rounds, and to which not every model is blind.
         alike: dict[Hashable, list[int]] = {}
         for i, one in enumerate(inputs):
             alike.setdefault((one.modality, len(one)), []).append(i)
         for numbers in alike.values():
-            values = [inputs[i].value for i in numbers]
-            rows = twin.encode(values, prompt=reading.resolve(twin), show_progress_bar=False, **kwargs)
-            found |= zip(numbers, np.asarray(rows), strict=True)
+            found |= zip(numbers, _encoded(twin, [inputs[i].value for i in numbers], reading), strict=True)
         return np.stack([found[i] for i in range(len(inputs))])
 
     def vectors(self, values: Sequence[Value], reading: Reading) -> NDArray[np.floating]:
         """Embeddings for ranking: many inputs at once, in the model's own batches."""
         twin = _copy_tree(self.model, Tensor.detach).eval()
-        kwargs = {} if reading.task is None else {"task": reading.task}
-        values = [value if isinstance(value, str) else open_picture(value)[0] for value in values]
-        return np.asarray(twin.encode(values, prompt=reading.resolve(twin), show_progress_bar=False, **kwargs))
+        return _encoded(twin, [one if isinstance(one, str) else open_picture(one)[0] for one in values], reading)
 
     def tower(self, given: Input) -> Tower:
         """The part of the model that runs for this input, and where it can be cut."""
@@ -183,7 +178,7 @@ class Encoder:
 
             module.forward = forward
         with torch.no_grad():
-            twin(batched([given.features], self.device), **_forward_kwargs(given))
+            twin(batched([given.features], self.device), **given.reading.options)
         blocks = self._choose(lists, states)
         normalizers = []
         for name in reversed(ran):
@@ -240,7 +235,7 @@ class Cut:
         # What does not take its attention from transformers may still have a fused one inside.
         self._plainly = jacobian.differentiable if attention == "eager" else nullcontext
         self._tower = tower = encoder.tower(given)
-        self._kwargs = _forward_kwargs(given)
+        self._options = given.reading.options
         self._layer = layer
         self._dtype = dtype
         self.device = encoder.device
@@ -319,7 +314,7 @@ class Cut:
             try:
                 with torch.no_grad():
                     part = _select(features, torch.arange(low, min(low + size, len(some))))
-                    self._tree(self._cast(part), **self._kwargs)
+                    self._tree(self._cast(part), **self._options)
             except _Captured:
                 pass
             if self._captured is None:
@@ -340,7 +335,9 @@ class Cut:
             }
             try:
                 with self._plainly():
-                    out: Tensor = self._tree(self._cast(_select(features, which)), **self._kwargs)["sentence_embedding"]
+                    out: Tensor = self._tree(self._cast(_select(features, which)), **self._options)[
+                        "sentence_embedding"
+                    ]
             finally:
                 self._injected = None
             return out
@@ -405,8 +402,9 @@ def _tasks(module: Any) -> set[str]:
     return {*(routes or ()), *(task for task, _ in getattr(module, "route_mappings", None) or ())}
 
 
-def _forward_kwargs(given: Input) -> dict[str, Any]:
-    return {} if given.reading.task is None else {"task": given.reading.task}
+def _encoded(twin: Any, values: Sequence[Value], reading: Reading) -> NDArray[np.floating]:
+    prompt = reading.resolve(twin)
+    return np.asarray(twin.encode(values, prompt=prompt, show_progress_bar=False, **reading.options))
 
 
 def _how_to_name() -> str:

@@ -26,6 +26,11 @@ class Reading:
     prompt_name: str | None = None
     prompt: str | None = None
 
+    @property
+    def options(self) -> dict[str, str]:
+        """What ``encode``, and each module's ``forward``, is given beside the prompt."""
+        return {} if self.task is None else {"task": self.task}
+
     def resolve(self, model: Any) -> str | None:
         """The prompt that the model's own ``encode``, ``encode_query`` or ``encode_document`` puts before a text."""
         if self.prompt is not None:
@@ -168,9 +173,13 @@ def _preprocess(
 
         return preprocess
 
-    for module in list(model.modules()):
-        if module is not model and hasattr(module, "preprocess") and not hasattr(module, "sub_modules"):
-            module.preprocess = noted(module)
+    wrapped = [
+        module
+        for module in model.modules()
+        if module is not model and hasattr(module, "preprocess") and not hasattr(module, "sub_modules")
+    ]
+    for module in wrapped:
+        module.preprocess = noted(module)
     try:
         batch = model.preprocess(list(values), prompt=prompt, task=reading.task, **kwargs)
     except TypeError as error:
@@ -180,6 +189,9 @@ def _preprocess(
             f"{type(model[0]).__name__} cannot be asked for tokens ({error}): models that begin with a transformer and "
             "a fast tokenizer can be explained, others with whymatch.decompose_callable"
         ) from None
+    finally:
+        for module in wrapped:
+            del module.preprocess
     return batch, readers[0] if readers else model[0]
 
 
