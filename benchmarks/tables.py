@@ -35,8 +35,9 @@ def peers() -> str:
         cells = [str(point["tokens"]), str(point["layer"]), *times(ours)]
         for name in ("paper", "retrivex"):
             against = point["comparison"][name]
-            equal = f"{against['times_faster_at_equal_error']:,.0f}×"
-            cells += [*times(point[name]), f"{against['times_faster']:.0f}×", equal]
+            # Rounded down: no point may look faster than it is.
+            equal = f"{int(against['times_faster_at_equal_error']):,}×"
+            cells += [*times(point[name]), f"{int(against['times_faster'])}×", equal]
         lines.append("| " + " | ".join(cells) + " |")
     machine = results["machine"]
     lines.append("")
