@@ -56,3 +56,19 @@ def minilm():
     torch.set_num_threads(THREADS)
     yield load(None, "cpu")[0]
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def decomposed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that are decomposed from here on, each time that one is."""
+    from whymatch.bucket import Bucket
+
+    seen: list[str] = []
+    original = Bucket.decompose
+
+    def decompose(self, numbers):
+        seen.extend(self.sides[i]["text"] for i in numbers)
+        return original(self, numbers)
+
+    monkeypatch.setattr(Bucket, "decompose", decompose)
+    return seen

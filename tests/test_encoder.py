@@ -7,7 +7,7 @@ import torch
 from zoo import build_tokenizer
 
 from whymatch import Explainer, jacobian
-from whymatch.encoder import Cut
+from whymatch.cut import Cut
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 

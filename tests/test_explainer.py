@@ -159,23 +159,13 @@ def test_batches_of_decompositions_are_one_by_one(load):
         np.testing.assert_allclose(dec.contributions, alone.contributions, atol=1e-3)
 
 
-def test_a_text_is_decomposed_once_however_many_pairs_share_it(load, monkeypatch):
-    from whymatch.bucket import Bucket
-
-    seen = []
-    original = Bucket.decompose
-
-    def decompose(self, numbers):
-        seen.extend(self.sides[i]["text"] for i in numbers)
-        return original(self, numbers)
-
-    monkeypatch.setattr(Bucket, "decompose", decompose)
+def test_a_text_is_decomposed_once_however_many_pairs_share_it(load, decomposed):
     query = "The coffee is bad and nobody drank it in the kitchen"
     pairs = [(query, f"bread {i}") for i in range(2 * PAIRS_TOGETHER)]
     results = list(Explainer(load(), layer=2).explain_many(pairs))
     assert len(results) == len(pairs)
-    assert seen.count(query) == 1
-    assert len(seen) == len(set(seen))
+    assert decomposed.count(query) == 1
+    assert len(decomposed) == len(set(decomposed))
 
 
 def test_a_short_query_never_decomposes_a_long_document(load):
@@ -409,7 +399,7 @@ def test_another_layer_shares_the_model(load):
 
 def test_one_copy_of_the_weights_however_many_lengths(load, monkeypatch):
     """In another precision a cut holds weights of its own, as large as the model."""
-    from whymatch.encoder import Cut
+    from whymatch.cut import Cut
 
     made = []
     original = Cut.__init__

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from whymatch import Explainer
-from whymatch.bucket import Bucket
 from whymatch.ranking import read_documents
 
 QUERY = "bad coffee"
@@ -33,17 +32,9 @@ def test_the_best_documents_in_order_by_the_models_own_scores(load):
     assert found[0].rank == 1
 
 
-def test_the_query_is_decomposed_once(load, monkeypatch):
-    seen = []
-    original = Bucket.decompose
-
-    def decompose(self, numbers):
-        seen.extend(self.sides[i]["text"] for i in numbers)
-        return original(self, numbers)
-
-    monkeypatch.setattr(Bucket, "decompose", decompose)
+def test_the_query_is_decomposed_once(load, decomposed):
     Explainer(load(), layer=2).rank(QUERY, DOCUMENTS * 40, top=150)
-    assert seen.count(QUERY) == 1
+    assert decomposed.count(QUERY) == 1
 
 
 def test_answers_name_the_words_that_counted(minilm):

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from whymatch import jacobian, models
 from whymatch.bucket import Bucket
+from whymatch.cut import Cut
 from whymatch.decomposition import SIMILARITIES, Decomposition, Settings, check_settings, is_int, warn_missed
-from whymatch.encoder import Cut, Encoder
+from whymatch.encoder import Encoder
 from whymatch.explanation import Explanation, combine
 from whymatch.groups import Groups, check_groups, grouped
 from whymatch.inputs import Input, Reading, Value, batched, check_input, key_of
