@@ -13,7 +13,7 @@ demo: .venv/ready
 	@echo "written: demo/coffee.html demo/coffee.png demo/coffee.json"
 
 test: .venv/ready
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -46,7 +46,7 @@ PAIRS = {
 }
 LAYERS = (0, 3, 5)
 STEPS = 50  # what both peers are given
-TOLERANCES = (1e-2, 2e-3, 1e-3, 3e-4, 1e-4)
+TOLERANCES = (1e-2, 5e-3, 2e-3, 1e-3, 3e-4, 1e-4)
 QUERY = "how do i cancel my train ticket?"
 DOCUMENT = " ".join(text for pair in PAIRS.values() for text in pair) * 5
 STSB = Path(__file__).parents[2] / "shared/data/stsb/stsb-en-dev.csv"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from whymatch.quadrature import FINEST, RULES, PathProbe, from_path, get_rule, to_path
+from whymatch.quadrature import CLOSE, FINEST, RULES, USUAL, Lens, PathProbe, get_rule
 
 SIZES = [*range(1, 66), 98, 103, 128, 250]
 
@@ -47,13 +47,14 @@ def test_gauss_converges_exponentially_on_a_sharp_bump():
     assert error(48) < 1e-9
 
 
-def test_the_map_is_undone_by_its_inverse():
+@pytest.mark.parametrize("lens", [USUAL, Lens(0.6, 0.06), Lens(0.4, 0.35)])
+def test_a_lens_is_undone_by_its_inverse(lens):
     u = np.linspace(0, 1, 33)
-    alpha, slope = to_path(u)
-    np.testing.assert_allclose(from_path(alpha), u, atol=1e-14)
+    alpha, slope = lens.to_path(u)
+    np.testing.assert_allclose(lens.from_path(alpha), u, atol=1e-14)
     assert alpha[0] == pytest.approx(0, abs=1e-15)
     assert alpha[-1] == pytest.approx(1)
-    np.testing.assert_allclose((to_path(u + 1e-6)[0] - to_path(u - 1e-6)[0]) / 2e-6, slope, rtol=1e-6)
+    np.testing.assert_allclose((lens.to_path(u + 1e-6)[0] - lens.to_path(u - 1e-6)[0]) / 2e-6, slope, rtol=1e-6)
 
 
 def test_unknown_rule_names_the_known_ones():
@@ -77,13 +78,14 @@ def test_the_probe_foretells_nodes_that_are_enough_and_not_far_too_many(name, ce
         alpha = probe.missing()
         evaluated += len(alpha)
         probe.add(curve(alpha, centre, width))
-        n = probe.nodes(rule, tolerance)
-        if n is not None:
+        found = probe.nodes(rule, tolerance)
+        if found is not None:
             break
+    n, lens = found
     assert evaluated == probe.levels - 1  # nested: no position twice
 
     def error(n):
-        alpha, weights = rule(n)
+        alpha, weights = rule(n, lens)
         h = 1e-6
         speed = (curve(alpha + h, centre, width) - curve(alpha - h, centre, width)) / (2 * h)
         end = curve(np.array(1.0), centre, width)
@@ -91,7 +93,7 @@ def test_the_probe_foretells_nodes_that_are_enough_and_not_far_too_many(name, ce
 
     assert error(n) <= tolerance * 1.05
     if name != "midpoint":  # it is better than its order where the path is flat at both ends
-        assert n <= 3 or error(math.floor(n / 1.4)) > tolerance
+        assert n <= 3 or error(math.floor(n / 1.4)) > CLOSE * tolerance
 
 
 def test_the_probe_gives_up_on_a_path_that_is_not_smooth():
@@ -101,8 +103,28 @@ def test_the_probe_gives_up_on_a_path_that_is_not_smooth():
     probe = PathProbe(kink(np.array(0.0)), kink(np.array(1.0)))
     while True:
         probe.add(kink(probe.missing()))
-        n = probe.nodes(RULES["gauss"], 1e-9)
-        if n is not None:
+        found = probe.nodes(RULES["gauss"], 1e-9)
+        if found is not None:
             break
         assert probe.levels < FINEST
-    assert n > 100
+    assert found[0] > 100
+
+
+def test_the_probe_finds_where_the_bump_is():
+    """Through a lens of its own, a bump that is narrow and off the middle needs fewer nodes than through the usual."""
+    centre, width = 0.6, 0.05
+    probe = PathProbe(curve(np.array(0.0), centre, width), curve(np.array(1.0), centre, width))
+    found = None
+    while found is None:
+        probe.add(curve(probe.missing(), centre, width))
+        found = probe.nodes(RULES["gauss"], 1e-3)
+    n, lens = found
+    assert lens.centre > USUAL.centre
+    assert lens.width < USUAL.width
+
+    def error(n, lens):
+        alpha, weights = RULES["gauss"](n, lens)
+        change = np.tanh((1 - centre) / width) - np.tanh(-centre / width)
+        return abs(weights @ (1 / np.cosh((alpha - centre) / width) ** 2) / width - change)
+
+    assert error(n, lens) < 0.2 * error(n, USUAL)

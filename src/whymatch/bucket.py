@@ -16,7 +16,7 @@ from torch import Tensor
 from whymatch import jacobian
 from whymatch.decomposition import Decomposition, Projection, Settings
 from whymatch.jacobian import Paths, Points
-from whymatch.quadrature import PathProbe, get_rule
+from whymatch.quadrature import USUAL, Lens, PathProbe, get_rule
 from whymatch.text import shown
 
 # An embedding that changes so much of its length so close to its reference jumps there: no number of nodes will do.
@@ -155,7 +155,8 @@ class Bucket:
         paths = replace(self._paths, owner=owner, groups=width)
         parts = self._end.new_zeros(width, self._end.shape[1])
         if dec.nodes:
-            points = Points.of([get_rule(self._settings.rule)(dec.nodes)], self._end)
+            ((_, lens),) = self._foreseen
+            points = Points.of([get_rule(self._settings.rule)(dec.nodes, lens)], self._end)
             if jacobian.cheapest(width, len(dec.embedding)) == "forward":
                 parts = jacobian.forward(paths, points, torch.arange(width, device=owner.device)[:, None])[0]
             else:
@@ -177,12 +178,12 @@ class Bucket:
         """Compute with as many nodes as each input needs; measure; again, with more, where that was too few."""
         settings, rule = self._settings, get_rule(self._settings.rule)
         tolerance = settings.text_tolerance
-        nodes = list(self._foreseen) if settings.steps is None else [settings.steps] * len(self.sides)
+        nodes, lenses = map(list, zip(*self._foreseen, strict=True))
 
         def points(of: Sequence[int]) -> Points:
             none = np.empty(0)
-            rules = [rule(n) if i in of else (none, none) for i, n in enumerate(nodes)]
-            return Points.of(rules, self._end)
+            each = zip(nodes, lenses, strict=True)
+            return Points.of([rule(*one) if i in of else (none, none) for i, one in enumerate(each)], self._end)
 
         found = compute(points(which))
         whole = (self._change.norm(dim=1) / self._size).tolist()
@@ -215,13 +216,15 @@ class Bucket:
         )
 
     @cached_property
-    def _foreseen(self) -> list[int]:
-        """How many nodes each input will need, from plain passes along its path."""
+    def _foreseen(self) -> list[tuple[int, Lens]]:
+        """How many nodes each input will need, and where they crowd, from plain passes along its path."""
+        if self._settings.steps is not None:
+            return [(self._settings.steps, USUAL)] * len(self.sides)
         rule, tolerance = get_rule(self._settings.rule), self._settings.text_tolerance
         probes = [PathProbe(_numpy(a), _numpy(b)) for a, b in zip(self._start, self._end, strict=True)]
-        nodes: dict[int, int] = {}
-        while len(nodes) < len(probes):
-            waiting = [i for i in range(len(probes)) if i not in nodes]
+        seen: dict[int, tuple[int, Lens]] = {}
+        while len(seen) < len(probes):
+            waiting = [i for i in range(len(probes)) if i not in seen]
             missing = [probe.missing() if i in waiting else np.empty(0) for i, probe in enumerate(probes)]
             points = Points.of([(alpha, alpha) for alpha in missing], self._end)
             found = jacobian.values(self._paths, points)
@@ -231,8 +234,8 @@ class Bucket:
                 probes[i].add(values[i])
                 enough = probes[i].nodes(rule, tolerance)
                 if enough is not None:
-                    nodes[i] = min(enough, rule.bound)
-        return [nodes[i] for i in range(len(probes))]
+                    seen[i] = (min(enough[0], rule.bound), enough[1])
+        return [seen[i] for i in range(len(probes))]
 
 
 def _numpy(tensor: Tensor) -> NDArray[np.floating]:
