@@ -72,3 +72,31 @@ def decomposed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Bucket, "decompose", decompose)
     return seen
+
+
+@pytest.fixture(scope="session")
+def folder(folders: Callable[..., Path]) -> Path:
+    return folders("bert")  # built before any output is looked at
+
+
+@pytest.fixture
+def whymatch(monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """The command line: what it prints, on both streams; with the tiny model unless told otherwise."""
+    import sys
+    import warnings
+
+    from whymatch import cli
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command sets its own
+
+    def call(*args: str, code: int = 0, model: bool = True) -> tuple[str, str]:
+        options = ["--model", str(folder)] if model else []
+        monkeypatch.setattr(sys, "argv", ["whymatch", *args, *options])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out = capsys.readouterr()
+        assert (stop.value.code or 0) == code, out
+        return out.out, out.err
+
+    return call

@@ -7,37 +7,8 @@ import sys
 
 import pytest
 
-from whymatch import __version__, cli
+from whymatch import __version__
 from whymatch.explanation import Explanation
-
-
-def run(*args: str, code: int = 0, monkeypatch=None, capsys=None) -> tuple[str, str]:
-    monkeypatch.setattr(sys, "argv", ["whymatch", *args])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    out = capsys.readouterr()
-    assert (stop.value.code or 0) == code, out
-    return out.out, out.err
-
-
-@pytest.fixture(scope="session")
-def folder(folders):
-    return folders("bert")  # built before any output is looked at
-
-
-@pytest.fixture
-def whymatch(monkeypatch, folder, capsys):
-    import warnings
-
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command sets its own
-
-    def call(*args: str, code: int = 0, model: bool = True) -> tuple[str, str]:
-        if model:
-            args = (*args, "--model", str(folder))
-        return run(*args, code=code, monkeypatch=monkeypatch, capsys=capsys)
-
-    return call
 
 
 def test_explain_prints_score_error_pairs_and_matrix(whymatch):

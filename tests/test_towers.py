@@ -198,3 +198,31 @@ def test_a_layer_that_one_tower_has_not(sighted):
     assert explainer.explain("coffee", picture(0)).layer == 2
     with pytest.raises(ValueError, match="layer=3 is out of range; this model has 2 blocks"):
         Explainer(sighted, layer=3)
+
+
+def test_an_adjusted_model_of_two_towers(asymmetric):
+    from whymatch.training import adjust
+
+    adjusted = adjust(SentenceTransformer(str(asymmetric), device="cpu"))
+    why = Explainer(adjusted, layer=1, tolerance=1e-6, fold_reference=False).explain(QUERY, DOCUMENT)
+    expected = adjusted.similarity(adjusted.encode_query(QUERY), adjusted.encode_document(DOCUMENT))
+    assert why.score == pytest.approx(float(expected), abs=1e-6)
+    assert why.error <= 1e-5
+    assert max(np.abs(why.effects_a).max(), np.abs(why.effects_b).max(), abs(why.constant)) < 1e-6
+
+
+def test_an_adjusted_model_of_texts_and_pictures(sighted):
+    from whymatch.training import adjust
+
+    # CLIP ends a text with its padding token, and finds the end by it: there it is no reference.
+    adjusted, one = adjust(sighted, reference="coffee"), picture(0)
+    why = Explainer(adjusted, layer=1, tolerance=1e-6, fold_reference=False).explain("bad coffee", one)
+    expected = adjusted.similarity(adjusted.encode("bad coffee"), adjusted.encode(one))
+    assert why.score == pytest.approx(float(expected), abs=1e-6)
+    assert why.error <= 1e-5
+    assert max(np.abs(why.effects_a).max(), np.abs(why.effects_b).max(), abs(why.constant)) < 1e-6
+    if type(sighted[0].auto_model).__name__ == "CLIPModel":
+        with pytest.raises(TypeError, match="reads its reference at another place than the text"):
+            Explainer(adjust(sighted), layer=1).explain("bad coffee", one)
+    together = adjusted.encode([one, picture(1), picture(2)])
+    np.testing.assert_allclose(together[0], adjusted.encode(one), atol=1e-6)

@@ -166,6 +166,19 @@ class Bucket:
             found += _numpy(self._start[0] * self._scale[0]) * dec.shares[row] / width
         return found
 
+    def curve(self, alpha: NDArray[np.floating]) -> NDArray[np.floating]:
+        """The embeddings at these positions on every input's path: (inputs, positions, dim)."""
+        points = Points.of([(alpha, alpha)] * len(self.sides), self._end)
+        found = jacobian.values(self._paths, points).view(len(self.sides), len(alpha), -1)
+        return _numpy(found * self._scale[:, None, None])
+
+    def total(self, alpha: NDArray[np.floating], weights: NDArray[np.floating]) -> NDArray[np.floating]:
+        """What a rule gives to all groups of an input together, from one tangent at each node: (inputs, dim)."""
+        paths = replace(self._paths, owner=torch.zeros_like(self._paths.owner), groups=1)
+        points = Points.of([(alpha, weights)] * len(self.sides), self._end)
+        which = paths.owner.new_zeros(1, len(self.sides))
+        return _numpy(jacobian.forward(paths, points, which)[:, 0] * self._scale[:, None])
+
     def mismatch(self) -> NDArray[np.floating]:
         """How far the tail at each input's own representation is from the encoder's own embedding."""
         found = _numpy(self._end * self._scale[:, None])

@@ -106,7 +106,7 @@ def explain(
         if path is not None:
             _save_figure(view, figure, path, form)
     if html is not None:
-        _save_page(view.to_html(), html)
+        _save_page(why.to_html("words" if words else "tokens"), html)  # which can show both
     if quiet:
         typer.echo(f"{why.score:.6f} {why.error:.1e}")
         return
@@ -181,6 +181,94 @@ def serve(
     uvicorn.run(create_app(explainers, hosts=[host, *(allow_host or [])]), host=host, port=port, log_level="warning")
 
 
+@app.command()
+def train(
+    data: Annotated[
+        str, typer.Option(metavar="FILE|NAME", help="Scored pairs: CSV, TSV, JSONL, Parquet, or a dataset's name.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the new model.")],
+    objective: Annotated[str, typer.Option(help="What the score is: dot or cosine.")] = "dot",
+    base: Annotated[str | None, typer.Option(help="A hub id or a folder. [default: all-MiniLM-L6-v2]")] = None,
+    adjusted: Annotated[
+        bool, typer.Option("--adjusted/--plain", help="Subtract the reference's embedding, as the paper does.")
+    ] = True,
+    epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 5,
+    batch_size: Annotated[int, typer.Option(help="Pairs per step.")] = 16,
+    lr: Annotated[float, typer.Option(help="The highest learning rate.")] = 2e-5,
+    weight_decay: Annotated[float, typer.Option(help="AdamW's.")] = 0.1,
+    warmup: Annotated[float, typer.Option(help="The share of steps in which the learning rate rises.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Of the order of pairs, and of dropout.")] = 0,
+    scale: Annotated[str, typer.Option(help="Of dot products in the loss: one, usual or learned.")] = "usual",
+    own: Annotated[float, typer.Option(help="The weight of a text's dot product with itself being 1.")] = 0.0,
+    teacher: Annotated[str | None, typer.Option(help="A model whose cosines count as much as the labels.")] = None,
+    dev: Annotated[str | None, typer.Option(metavar="FILE", help="To choose by. [default: beside FILE]")] = None,
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="To judge by. [default: beside FILE]")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="A,B,SCORE", help="[default: guessed, and shown]")] = None,
+    score_range: Annotated[str | None, typer.Option(metavar="LOW,HIGH", help="[default: 0,1, or else 0,5]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run was interrupted.")] = False,
+) -> None:
+    """Train an encoder whose reference is exactly zero, or a plain one to compare it with."""
+    from transformers.utils import logging
+
+    from whymatch.models import DEFAULT_MODEL
+    from whymatch.training import Recipe
+    from whymatch.training import train as run
+    from whymatch.training.data import read_splits
+
+    recipe = Recipe(
+        base=base or DEFAULT_MODEL,
+        objective=objective,  # type: ignore[arg-type]  # checked there
+        adjusted=adjusted,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        weight_decay=weight_decay,
+        warmup=warmup,
+        seed=seed,
+        scale=scale,  # type: ignore[arg-type]
+        own=own,
+        teacher=teacher,
+    )
+    splits = read_splits(data, dev, test, _names(columns), _range(score_range), seed)
+    typer.echo(splits)
+    logging.disable_progress_bar()  # of loading; training has its own
+    record = run(recipe, splits, out, resume=resume, say=typer.echo)
+    if "test" in record:
+        found = record["test"]
+        typer.echo(f"test: Spearman {found['cosine']:.2f} by cosine, {found['dot']:.2f} by dot product")
+    typer.echo(f"written: {out}")
+
+
+@app.command("evaluate-sts")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A hub id or a folder.")],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="Scored pairs: CSV, TSV, JSONL or Parquet.")],
+    columns: Annotated[str | None, typer.Option(metavar="A,B,SCORE", help="[default: guessed, and shown]")] = None,
+    score_range: Annotated[str | None, typer.Option(metavar="LOW,HIGH", help="[default: 0,1, or else 0,5]")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the numbers.")] = None,
+) -> None:
+    """Print Spearman's correlation of a model's scores with people's, by cosine and by dot product."""
+    _check_writable(json)
+    from transformers.utils import logging
+
+    from whymatch.models import load
+    from whymatch.tables import read_scored_pairs
+    from whymatch.training import evaluate_sts
+
+    pairs = read_scored_pairs(data, _names(columns), _range(score_range))
+    typer.echo(pairs)
+    logging.disable_progress_bar()
+    encoder, name = load(model, None)
+    found = evaluate_sts(encoder, pairs)
+    if json is not None:
+        import json as text
+
+        with written_aside(json) as aside:
+            content = {"model": name, "data": str(pairs), "spearman": found}
+            aside.write_text(text.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    typer.echo(f"Spearman × 100: {found['cosine']:.2f} by cosine, {found['dot']:.2f} by dot product")
+
+
 @app.command("models")
 def list_models() -> None:
     """List the models that can be used without a network."""
@@ -217,6 +305,21 @@ def _picture(text: str) -> str | Path:
     """A text, or the path of the picture that it names."""
     path = Path(text)
     return path if path.suffix.lower() in PICTURES and path.is_file() else text
+
+
+def _names(columns: str | None) -> list[str] | None:
+    return None if columns is None else [name.strip() for name in columns.split(",")]
+
+
+def _range(given: str | None) -> tuple[float, float] | None:
+    """Two numbers that a comma parts."""
+    if given is None:
+        return None
+    try:
+        low, high = map(float, given.split(","))
+    except ValueError:
+        raise ValueError(f"--score-range {given!r} is not two numbers; give them as 0,5") from None
+    return low, high
 
 
 def _each(names: str | None) -> str | tuple[str, str] | None:

@@ -38,9 +38,17 @@ class Encoder:
     def __init__(self, model: SentenceTransformer, name: str, blocks: str | Sequence[str] | None = None) -> None:
         if len(model) == 0:
             raise TypeError(f"{name!r} has no modules: there is nothing to explain")
+        from whymatch.training.shift import shift_of, unshifted
+
         self.model = model
         self.name = name
-        self._blocks = None if blocks is None else _named_blocks(model, [blocks] if isinstance(blocks, str) else blocks)
+        # An adjusted model subtracts its reference's embedding at the very end. What it is cut and read by is the rest.
+        shift = shift_of(model)
+        self.shifted_by: str | None = None if shift is None else shift.reference
+        self._inner = unshifted(model)
+        self._blocks = (
+            None if blocks is None else _named_blocks(self._inner, [blocks] if isinstance(blocks, str) else blocks)
+        )
         self._towers: dict[Hashable, Tower] = {}
         self._contents: dict[Hashable, list[int]] = {}
         # Asymmetric models have a route for queries and one for documents; which is which, a pair says by its order.
@@ -87,7 +95,7 @@ class Encoder:
 
     def read(self, values: Sequence[Value], reading: Reading) -> list[Input]:
         """Preprocess inputs as the model itself does."""
-        twin = copy_tree(self.model)  # preprocessing keeps notes in its modules
+        twin = copy_tree(self._inner)  # preprocessing keeps notes in its modules
         for module in twin.modules():
             if hasattr(module, "can_flatten_inputs"):
                 module.can_flatten_inputs = False  # flash attention would pack the texts, and lose their tokens' places
@@ -105,7 +113,7 @@ class Encoder:
             )
         given = read_picture(twin, value, reading)
         tower = self.tower(given)
-        return with_patches(given, tower.rows, _patch_size(self.model, tower))
+        return with_patches(given, tower.rows, _patch_size(self._inner, tower))
 
     def embed(self, inputs: Sequence[Input]) -> NDArray[np.floating]:
         """What the model itself gives, to which everything else is compared."""
@@ -134,7 +142,7 @@ class Encoder:
         return self._towers[key]
 
     def _trace(self, given: Input) -> Tower:
-        twin = copy_tree(self.model, Tensor.detach).eval()
+        twin = copy_tree(self._inner, Tensor.detach).eval()
         ran: list[str] = []  # leaves, in the order in which they ended
         states: dict[str, list[Any]] = {}  # what each list's blocks were handed
         handed: dict[str, Any] = {}  # what each module was handed, first
@@ -193,7 +201,7 @@ class Encoder:
         if outer:
             return max(outer, key=lambda name: len(states[name]))
         tried = [f"{name} ({', '.join(sorted({type(m).__name__ for m in blocks}))})" for name, blocks in lists.items()]
-        first = type(self.model[0]).__name__
+        first = type(self._inner[0]).__name__
         raise TypeError(
             f"no list of alike blocks ran in {self.name!r}, which begins with {first}; looked at "
             f"{'; '.join(tried) or 'its modules, none of which is a ModuleList'}. Name the blocks: {_how_to_name()}; "
@@ -208,7 +216,7 @@ class Encoder:
                 m._supports_attention_backend for m in self.model.modules() if hasattr(m, "_supports_attention_backend")
             ]
             attention = NAME if takes_any and all(takes_any) else "eager"
-        return Cut(self.model, self.tower(given), given, layer, dtype, attention)
+        return Cut(self._inner, self.tower(given), given, layer, dtype, attention)
 
 
 def _named_blocks(model: Any, names: Sequence[str]) -> list[str]:

@@ -7,12 +7,13 @@ import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from whymatch import jacobian, models
 from whymatch.bucket import Bucket
@@ -22,7 +23,7 @@ from whymatch.encoder import Encoder
 from whymatch.explanation import Explanation, combine
 from whymatch.groups import Groups, check_groups, grouped
 from whymatch.inputs import Input, Reading, Value, batched, check_input, key_of
-from whymatch.jacobian import LOCK, REVERSE_COST, Paths
+from whymatch.jacobian import LOCK, REVERSE_COST, Paths, Points
 from whymatch.quadrature import get_rule
 from whymatch.ranking import Hit, Ranking, top_of
 from whymatch.reference import Reference, check_reference, name_of, reference_features, reference_states
@@ -60,7 +61,8 @@ class Explainer:
         model: a hub id, a folder or a SentenceTransformer; None is the default model.
         layer: where the encoder is cut: 0 explains the input embeddings, ``num_layers`` the last block's output;
             negative numbers count from there.
-        reference: what stands for no content: ``"pad"``, ``"unk"`` or ``"mask"`` tokens; another text, whose tokens
+        reference: what stands for no content: ``"pad"`` (the default, unless an adjusted model has one of its own),
+            ``"unk"`` or ``"mask"`` tokens; another text, whose tokens
             are repeated as often as needed; or a function that is handed an input's representation at the layer
             (rows, dimensions) and gives one of that shape. A picture's is blank unless a function gives it.
         fold_reference: give the reference's embedding back to the tokens, so that the matrix alone sums to the
@@ -81,7 +83,7 @@ class Explainer:
         model: str | os.PathLike[str] | SentenceTransformer | None = None,
         *,
         layer: int = 0,
-        reference: Reference = "pad",
+        reference: Reference | None = None,
         fold_reference: bool = True,
         similarity: Literal["cosine", "dot"] | None = None,
         rule: Literal["gauss", "midpoint", "right"] = "gauss",
@@ -93,9 +95,11 @@ class Explainer:
         trust_remote_code: bool = False,
     ) -> None:
         get_rule(rule)
-        self._reference = check_reference(reference)
+        if reference is not None:
+            check_reference(reference)
         self._groups = check_groups(groups)
         self._encoder = _wrap(model, device, blocks, trust_remote_code)
+        self._reference: Reference = (self._encoder.shifted_by or "pad") if reference is None else reference
         own = self._encoder.similarity
         if similarity is None and own not in SIMILARITIES:
             raise ValueError(
@@ -376,15 +380,16 @@ class Explainer:
     def _bucket(self, cut: Cut, items: Sequence[_Item]) -> Bucket:
         """Inputs of one length and one tower, run through the encoder up to the cut."""
         inputs = [item.given for item in items]
-        own = [one.features for one in inputs]
-        if isinstance(self._reference, str):
-            ids = self._encoder.content(self._reference, inputs[0])
-            features = batched(own + [reference_features(ids, one) for one in inputs], cut.device)
-            x, start = cut.head(features).chunk(2)
-        else:
-            features = batched(own, cut.device)
-            x = cut.head(features)
-            start = reference_states(self._reference, x)
+        own, shifted_by = [one.features for one in inputs], self._encoder.shifted_by
+        replaced = {
+            name: [reference_features(self._encoder.content(name, inputs[0]), one) for one in inputs]
+            for name in (self._reference, shifted_by)
+            if isinstance(name, str)
+        }
+        features = batched([*own, *chain.from_iterable(replaced.values())], cut.device)
+        x, *others = cut.head(features).split(len(inputs))
+        states = dict(zip(replaced, others, strict=True))
+        start = states[self._reference] if isinstance(self._reference, str) else reference_states(self._reference, x)
         if x.shape[1] != len(inputs[0]):
             raise TypeError(
                 f"the encoder has {x.shape[1]} hidden states at layer {self._settings.layer} for the {len(inputs[0])} "
@@ -399,6 +404,8 @@ class Explainer:
             room=jacobian.room(cut.pass_bytes(x.shape[1]), x.device),
             depth=cut.depth,
         )
+        if shifted_by is not None:
+            paths = _shifted(paths, states[shifted_by])
         embeddings = np.stack([item.embedding for item in items])
         bucket = Bucket(
             paths, [item.side for item in items], embeddings, self._settings, cut.normalizes, cut.truncate_dim
@@ -406,6 +413,11 @@ class Explainer:
         missed = bucket.mismatch()
         worst = inputs[int(missed.argmax())].text
         if not missed.max() <= max(1e-2, 16 * torch.finfo(self._encoder.dtype).eps):
+            if shifted_by is not None:
+                raise TypeError(
+                    f"this adjusted model reads its reference at another place than the text, as it does where "
+                    f"{shifted_by!r} tokens also end a text; adjust it with another reference: {shown(worst)}"
+                )
             raise TypeError(
                 f"the encoder from layer {self._settings.layer} on, given its own hidden states, misses its own "
                 f"embedding by {missed.max():.0%}: it uses more than the hidden states there (all layers' outputs, "
@@ -458,6 +470,13 @@ class _Prepared:
                 yield batch, self.explainer._bucket(cut, [self.items[key] for key in batch])
 
 
+def _shifted(paths: Paths, zero: Tensor) -> Paths:
+    """The same paths of the encoder that gives zero there."""
+    ends = Points.of([(np.zeros(1), np.zeros(1))] * len(zero), zero)
+    there, run = jacobian.values(replace(paths, start=zero), ends), paths.tail
+    return replace(paths, tail=lambda x, number: run(x, number) - there[number])
+
+
 def _wrap(model: Any, device: Any, blocks: str | Sequence[str] | None, trust_remote_code: bool) -> Encoder:
     from sentence_transformers import SentenceTransformer
 
@@ -467,8 +486,10 @@ def _wrap(model: Any, device: Any, blocks: str | Sequence[str] | None, trust_rem
                 f"device={str(device)!r}, but the model given is on {str(model.device)!r} and is never moved; "
                 "move it yourself, or give its name"
             )
-        config = getattr(model, "config", None)
-        return Encoder(model, getattr(config, "_name_or_path", "") or type(model).__name__, blocks)
+        from whymatch.training.shift import shift_of
+
+        name = getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__
+        return Encoder(model, name if shift_of(model) is None else f"{name} (adjusted)", blocks)
     if model is None or isinstance(model, str | os.PathLike):
         return Encoder(*models.load(model, None if device is None else str(device), trust_remote_code), blocks)
     raise TypeError(

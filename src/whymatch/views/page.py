@@ -19,12 +19,19 @@ if TYPE_CHECKING:
 _TEMPLATES = Environment(loader=PackageLoader("whymatch.views"), autoescape=True)
 
 
-def page(explanations: Sequence[Explanation], heading: str | None = None, names: Sequence[str] | None = None) -> str:
-    """A page with one explanation, or with many under their ``names``."""
+def page(
+    explanations: Sequence[Explanation],
+    heading: str | None = None,
+    names: Sequence[str] | None = None,
+    begin: str = "tokens",
+) -> str:
+    """A page with one explanation, or with many under their ``names``; it begins with tokens or with words."""
     if not explanations:
         raise ValueError("a page needs at least one explanation")
     first = explanations[0]
     payloads = [payload(why) for why in explanations]
+    for one in payloads:
+        one["view"]["begin"] = begin
     for one, name in zip(payloads, names or [], strict=False):
         one["view"]["heading"] = name
     return _TEMPLATES.get_template("page.html.j2").render(

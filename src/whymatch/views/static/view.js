@@ -29,7 +29,7 @@ function whymatchView(root, data) {
     };
   }
   const images = [data.image_a && { image: data.image_a, boxes: data.boxes_a }, data.image_b && { image: data.image_b, boxes: data.boxes_b }];
-  let level = "tokens", threshold = 0, pinned = null, now, buttons, cells, heads, sums, peak, largest, svg, texts;
+  let level = levels[data.view.begin] ? data.view.begin : "tokens", threshold = 0, pinned = null, now, buttons, cells, heads, sums, peak, largest, svg, texts;
 
   root.classList.add("wm");
   root.replaceChildren();

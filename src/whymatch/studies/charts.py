@@ -1,0 +1,72 @@
+"""The look of the studies' figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from whymatch.files import written_aside
+from whymatch.views.colours import NEGATIVE, POSITIVE, ZERO
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from whymatch import Explanation
+
+# A scale that is read in order, light to dark, for layers; it stays readable without colour.
+SEQUENCE = "viridis"
+
+
+def panels(count: int, width: float = 4.6, height: float = 3.4, across: int = 3) -> tuple[Figure, list[Axes]]:
+    """So many axes in a figure of their own, which no window shows."""
+    from matplotlib.figure import Figure
+
+    columns = min(count, across)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    axes: Any = figure.subplots(rows, columns, squeeze=False)
+    flat = list(axes.ravel())
+    for extra in flat[count:]:
+        extra.set_visible(False)
+    for each in flat[:count]:
+        each.spines[["top", "right"]].set_visible(False)
+    return figure, flat[:count]
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As SVG whose letters stay letters. Without a date and random names: the same figure is the same file."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "whymatch"}), written_aside(path) as aside:
+        figure.savefig(aside, format="svg", metadata={"Date": None})
+
+
+def colours(count: int) -> list[Any]:
+    import matplotlib as mpl
+
+    return [mpl.colormaps[SEQUENCE](value) for value in np.linspace(0.05, 0.85, max(count, 2))][:count]
+
+
+def matrices(explanations: Sequence[Explanation], titles: Sequence[str]) -> Figure:
+    """Heat maps beside each other, each on its own scale, centred on zero."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    scale = LinearSegmentedColormap.from_list("signed", [np.array(c) / 255 for c in (NEGATIVE, ZERO, POSITIVE)])
+    rows = max(len(why.tokens_a) for why in explanations)
+    columns = max(len(why.tokens_b) for why in explanations)
+    figure, axes = panels(len(explanations), 1.4 + 0.3 * columns, 1.4 + 0.3 * rows, across=3)
+    for each, why, title in zip(axes, explanations, titles, strict=True):
+        largest = float(np.abs(why.matrix).max(initial=0)) or 1.0
+        each.imshow(why.matrix, cmap=scale, vmin=-largest, vmax=largest)
+        each.set_xticks(
+            range(len(why.tokens_b)), [t.replace("$", r"\$") for t in why.tokens_b], rotation=90, fontsize=8
+        )
+        each.set_yticks(range(len(why.tokens_a)), [t.replace("$", r"\$") for t in why.tokens_a], fontsize=8)
+        each.tick_params(length=0)
+        each.spines[:].set_visible(False)
+        each.set_title(title, fontsize=9)
+    return figure

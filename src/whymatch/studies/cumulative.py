@@ -1,0 +1,90 @@
+"""Figure 5: how much of a score the strongest pairs of tokens make up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whymatch import Explanation
+from whymatch.studies import charts
+from whymatch.studies.setting import Compared, Result, Setting
+
+SHARES = np.linspace(0, 1, 101)
+STEADY = (0.05, 0.02)
+
+
+def curve(why: Explanation) -> NDArray[np.float64]:
+    """The share of the score that the strongest entries sum to, for each share of entries."""
+    values = why.matrix.ravel()
+    order = np.argsort(-np.abs(values), kind="stable")
+    sums = np.concatenate([[0.0], np.cumsum(values[order])])
+    return np.asarray(sums[np.round(SHARES * len(values)).astype(int)] / why.score)
+
+
+def summary(curves: NDArray[np.float64]) -> dict[str, Any]:
+    """Over the pairs: mean, deviation and quartiles, and from where on the deviation stays small."""
+    std = curves.std(0)
+    steady = {}
+    for bound in STEADY:
+        above = np.flatnonzero(std > bound)
+        steady[f"{bound:g}"] = float(SHARES[above[-1] + 1]) if len(above) and above[-1] + 1 < len(SHARES) else 0.0
+    return {
+        "shares": SHARES.tolist(),
+        "mean": curves.mean(0).tolist(),
+        "std": std.tolist(),
+        "quartiles": np.percentile(curves, [25, 50, 75], axis=0).tolist(),
+        "top_5_percent": {
+            "mean": float(curves[:, 5].mean()),
+            "std": float(std[5]),
+            "median": float(np.median(curves[:, 5])),
+        },
+        "steady_from": steady,
+    }
+
+
+def collect(explanations: Iterable[Explanation]) -> dict[str, Any]:
+    return summary(np.stack([curve(why) for why in explanations if why.score != 0]))
+
+
+def run(setting: Setting) -> Result:
+    numbers: dict[str, Any] = {}
+    for subject in setting.subjects:
+        layers = [layer for layer in setting.layers(subject) if layer < subject.num_layers] or setting.layers(subject)
+        numbers[subject.label] = {str(layer): collect(setting.explanations(subject, layer)) for layer in layers}
+    chosen = {subject.label: str(setting.inner_layer(subject)) for subject in setting.subjects}
+    figure, axes = charts.panels(len(numbers), 4.8, 3.6)
+    for each, (name, layers) in zip(axes, numbers.items(), strict=True):
+        found = layers.get(chosen[name]) or next(iter(layers.values()))
+        mean, std = np.array(found["mean"]), np.array(found["std"])
+        each.fill_between(SHARES, mean - std, mean + std, color="#2166ac", alpha=0.2, label="± standard deviation")
+        low, middle, high = found["quartiles"]
+        each.fill_between(SHARES, low, high, color="#d95f02", alpha=0.3, label="middle half of the pairs")
+        each.plot(SHARES, middle, color="#d95f02", label="median")
+        each.plot(SHARES, mean, color="#2166ac", label="mean")
+        each.axhline(1, color="0.6", linewidth=0.8)
+        each.set_ylim(-1, 3)
+        each.set_xlabel("strongest pairs of tokens, share")
+        each.set_ylabel("their sum ÷ score")
+        each.set_title(f"{name}, layer {chosen[name]}", fontsize=9)
+        each.legend(fontsize=7)
+    compared = []
+    for name, layers in numbers.items():
+        for layer, found in layers.items():
+            top, steady = found["top_5_percent"], found["steady_from"]
+            compared += [
+                Compared(f"{name}, layer {layer}: the strongest 5 % sum to", f"{top['mean']:.0%} ± {top['std']:.0%} (median {top['median']:.0%})", "77 ± 133 %"),
+                Compared(f"{name}, layer {layer}: needed for a deviation below 5 % / 2 %", f"{steady['0.05']:.0%} / {steady['0.02']:.0%}", "78 % / 92 %"),
+            ]  # fmt: skip
+    return Result(
+        title="Cumulative share of the prediction (Figure 5)",
+        notes=[
+            f"Over {len(setting.pairs):,} pairs. A score near zero makes any share of it large, which is why the mean has "
+            "so wide a deviation; the median and the middle half of the pairs are shown beside it.",
+        ],
+        compared=compared,
+        numbers=numbers,
+        figures={"Sum of the strongest attributions as a share of the score": figure},
+    )

@@ -1,0 +1,53 @@
+"""Table 1: how well models rank pairs as people do, by cosine and by dot product."""
+
+from __future__ import annotations
+
+from whymatch.studies import charts
+from whymatch.studies.setting import Compared, Result, Setting
+from whymatch.training.sts import evaluate_sts
+
+# Spearman's correlation, times 100, by cosine and by dot product: the paper's Table 1.
+PAPER = {
+    "S-MPNet, adjusted": (85.9, 82.6),
+    "S-MPNet, plain": (87.6, 83.9),
+    "S-distilRoBERTa, adjusted": (85.7, 80.7),
+    "S-distilRoBERTa, plain": (86.3, 77.4),
+    "MPNet, adjusted": (85.1, 80.4),
+    "MPNet, plain": (86.3, 84.2),
+    "distilRoBERTa, adjusted": (80.4, 73.4),
+    "distilRoBERTa, plain": (84.6, 76.2),
+    "RoBERTa, adjusted": (77.7, 68.8),
+    "RoBERTa, plain": (86.1, 68.8),
+}
+
+
+def run(setting: Setting) -> Result:
+    ours = {subject.label: evaluate_sts(subject.model, setting.data) for subject in setting.subjects}
+    rows = [
+        *((name, found["cosine"], found["dot"], "ours") for name, found in ours.items()),
+        *((name, cosine, dot, "the paper's") for name, (cosine, dot) in PAPER.items()),
+    ]
+    figure, (axes,) = charts.panels(1, 6.4, 0.6 + 0.34 * len(rows))
+    for place, (_, cosine, dot, whose) in enumerate(rows):
+        axes.plot([cosine, dot], [place, place], color="0.8", zorder=0)
+        filled = {} if whose == "ours" else {"facecolors": "none"}
+        axes.scatter([cosine], [place], marker="o", edgecolors="#d95f02", color="#d95f02", **filled)
+        axes.scatter([dot], [place], marker="s", edgecolors="#2166ac", color="#2166ac", **filled)
+    axes.set_yticks(range(len(rows)), [f"{name} ({whose})" for name, _, _, whose in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("Spearman × 100: ● cosine, ■ dot product")
+    compared = [
+        Compared(f"{name}, cosine / dot", f"{found['cosine']:.1f} / {found['dot']:.1f}", "–")
+        for name, found in ours.items()
+    ]
+    compared += [Compared(f"{name}, cosine / dot", "–", f"{cosine} / {dot}") for name, (cosine, dot) in PAPER.items()]
+    return Result(
+        title="Predictive performance (Table 1)",
+        notes=[
+            f"Spearman's correlation with people's scores on {len(setting.data):,} pairs of {setting.data.source}. The "
+            "paper's models are others than ours: what can be compared is what the adjustment costs."
+        ],
+        compared=compared,
+        numbers={"ours": ours, "paper": PAPER},
+        figures={"Spearman's correlation by cosine and by dot product": figure},
+    )

@@ -1,0 +1,148 @@
+"""Figure 6 and §3.4: which parts of speech a model compares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whymatch import Explanation
+from whymatch.studies import charts
+from whymatch.studies.setting import Compared, Result, Setting
+from whymatch.studies.taggers import Tagger, get_tagger
+
+TOP = (0.10, 0.25, 0.50)
+CONTENT = frozenset({"NOUN", "PROPN", "VERB"})  # nouns and verbs
+MOST = 0.9
+
+Tags: TypeAlias = tuple[str, ...]
+Words: TypeAlias = tuple[NDArray[np.float64], Tags, Tags, float]  # a pair's words: values, tags, and its score
+
+
+def tagged(explanations: Iterable[Explanation], tagger: Tagger, reduce: Literal["sum", "mean"]) -> list[Words]:
+    """Word attributions with the words' tags; the template's own tokens have none, and are left out."""
+
+    @cache
+    def tags(words: Tags) -> Tags:
+        return tuple(tagger(words))
+
+    found = []
+    for why in explanations:
+        words = why.words(reduce)
+        rows = [i for i, kind in enumerate(words.kinds_a) if kind == "text"]
+        columns = [j for j, kind in enumerate(words.kinds_b) if kind == "text"]
+        a = tags(tuple(words.tokens_a[i] for i in rows))
+        b = tags(tuple(words.tokens_b[j] for j in columns))
+        found.append((words.matrix[np.ix_(rows, columns)], a, b, why.score))
+    return found
+
+
+def relation(one: str, other: str) -> str:
+    """Two tags, in the order of the alphabet: which text a word is in does not matter."""
+    return "–".join(sorted((one, other)))
+
+
+def relations(a: Tags, b: Tags) -> NDArray[np.str_]:
+    return np.array([[relation(one, other) for other in b] for one in a], dtype=str).reshape(len(a), len(b))
+
+
+def top_shares(pairs: Iterable[Words], share: float) -> Counter[str]:
+    """How often each relation is among the highest attributions of its pair of texts."""
+    counts: Counter[str] = Counter()
+    for values, a, b, _ in pairs:
+        count = round(share * values.size)
+        order = np.argsort(-values, axis=None, kind="stable")[:count]
+        counts.update(relations(a, b).ravel()[order].tolist())
+    return counts
+
+
+def explained(pairs: Iterable[Words], chosen: Any) -> tuple[float, float]:
+    """Mean and deviation of the share of the score that the chosen entries sum to; ``chosen`` gives a mask."""
+    shares = [float(values[chosen(values, a, b)].sum() / score) for values, a, b, score in pairs if score != 0]
+    return float(np.mean(shares)), float(np.std(shares))
+
+
+def most_important(values: NDArray[np.float64], *_: Any) -> NDArray[np.bool_]:
+    """The strongest nine tenths of a pair's entries, by absolute value."""
+    mask = np.zeros(values.size, bool)
+    mask[np.argsort(-np.abs(values), axis=None, kind="stable")[: round(MOST * values.size)]] = True
+    return mask.reshape(values.shape)
+
+
+def summary(pairs: list[Words]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    counts = {share: top_shares(pairs, share) for share in TOP}
+    everywhere = top_shares(pairs, 1.0)
+    ten = [name for name, _ in counts[TOP[0]].most_common(10)]
+    for share, count in [*counts.items(), (1.0, everywhere)]:
+        total = sum(count.values()) or 1
+        found[f"{share:g}"] = {name: count[name] / total for name in ten}
+    both = {name for name in everywhere if set(name.split("–")) <= CONTENT}
+
+    def among(names: Iterable[str]) -> Any:
+        return lambda _values, a, b: np.isin(relations(a, b), list(names))
+
+    return {
+        "shares": found,
+        "explained": {
+            "nouns and verbs": explained(pairs, among(both)),
+            "top ten relations": explained(pairs, among(ten)),
+            "90 % most important": explained(pairs, most_important),
+            "all words": explained(pairs, lambda values, _a, _b: np.ones(values.shape, bool)),
+        },
+    }
+
+
+PAPER = {"nouns and verbs": "53 ± 90 %", "top ten relations": "66 ± 98 %", "90 % most important": "95 ± 29 %"}
+
+
+def run(setting: Setting) -> Result:
+    tagger = get_tagger(setting.tagger)
+    numbers: dict[str, Any] = {}
+    for subject in setting.subjects:
+        layer = setting.inner_layer(subject)
+        found = list(setting.explanations(subject, layer))
+        by = {reduce: summary(tagged(found, tagger, reduce)) for reduce in ("mean", "sum")}  # type: ignore[arg-type]
+        numbers[subject.label] = {"layer": layer, **by}
+    figure, axes = charts.panels(2 * len(numbers), 5.2, 3.8, across=2)
+    places = [(name, reduce) for name in numbers for reduce in ("mean", "sum")]
+    for each, (name, reduce) in zip(axes, places, strict=True):
+        shares = numbers[name][reduce]["shares"]
+        names = list(shares[f"{TOP[0]:g}"])
+        for i, (share, colour) in enumerate(zip([*TOP, 1.0], ["#d95f02", "#e9a26a", "#f2d0b4", "0.75"], strict=True)):
+            label = "all" if share == 1 else f"highest {share:.0%}"
+            heights = [100 * shares[f"{share:g}"][one] for one in names]
+            each.bar(np.arange(len(names)) + 0.2 * (i - 1.5), heights, 0.2, color=colour, label=label)
+        each.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+        each.set_ylabel("share of word pairs, %")
+        each.set_title(f"{name}, layer {numbers[name]['layer']}, words by {reduce}", fontsize=9)
+        each.legend(fontsize=7)
+    compared = []
+    for name, found in numbers.items():
+        first, share = next(iter(found["mean"]["shares"][f"{TOP[0]:g}"].items()))
+        compared.append(
+            Compared(
+                f"{name}: most frequent relation of the highest 10 %", f"{first}, {share:.0%}", "noun–noun, almost 25 %"
+            )
+        )
+        for what, paper in PAPER.items():
+            ours = " / ".join(
+                f"{found[reduce]['explained'][what][0]:.0%} ± {found[reduce]['explained'][what][1]:.0%}"
+                for reduce in ("mean", "sum")
+            )
+            compared.append(Compared(f"{name}: {what} explain (by mean / by sum)", ours, paper))
+    return Result(
+        title="Parts of speech (Figure 6)",
+        notes=[
+            f"{len(setting.pairs):,} pairs, words tagged by {tagger.name}. Tokens are merged to words by their mean, as in "
+            "the paper, and by their sum, which keeps the score. The highest attributions are those of each pair of texts. "
+            "Special tokens have no part of speech: what they carry is missing from “all words”.",
+        ],
+        compared=compared,
+        numbers={"tagger": tagger.name, **numbers},
+        figures={"Relations among the highest attributions": figure},
+    )

@@ -1,0 +1,98 @@
+"""Parts of speech, in the seventeen tags of Universal Dependencies, by whatever tagger is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+
+class Tagger(Protocol):
+    name: str
+
+    def __call__(self, words: Sequence[str]) -> list[str]:
+        """The universal tag of each word of a sentence."""
+
+
+# The tags of the Penn Treebank, which English taggers speak.
+PENN = {
+    "CC": "CCONJ", "CD": "NUM", "DT": "DET", "EX": "PRON", "FW": "X", "IN": "ADP", "JJ": "ADJ", "JJR": "ADJ",
+    "JJS": "ADJ", "LS": "X", "MD": "AUX", "NN": "NOUN", "NNS": "NOUN", "NNP": "PROPN", "NNPS": "PROPN", "PDT": "DET",
+    "POS": "PART", "PRP": "PRON", "PRP$": "PRON", "RB": "ADV", "RBR": "ADV", "RBS": "ADV", "RP": "ADP", "SYM": "SYM",
+    "TO": "PART", "UH": "INTJ", "VB": "VERB", "VBD": "VERB", "VBG": "VERB", "VBN": "VERB", "VBP": "VERB",
+    "VBZ": "VERB", "WDT": "DET", "WP": "PRON", "WP$": "PRON", "WRB": "ADV", "AFX": "X", "HYPH": "PUNCT", "NFP": "PUNCT",
+    "ADD": "X", "GW": "X", "XX": "X",
+}  # fmt: skip
+
+
+def universal(penn: str, word: str) -> str:
+    """A universal tag for a tag of the Treebank; marks without letters and digits are punctuation."""
+    if not any(character.isalnum() for character in word):
+        return "SYM" if word in {"$", "%", "+", "=", "<", ">", "€", "£", "#"} else "PUNCT"
+    return PENN.get(penn.split("|")[0], "X")
+
+
+class HanTa:
+    """The Hanover Tagger; its English model comes with it."""
+
+    name = "HanTa"
+
+    def __init__(self) -> None:
+        from HanTa import HanoverTagger
+
+        self._tagger: Any = HanoverTagger.HanoverTagger("morphmodel_en.pgz")
+
+    def __call__(self, words: Sequence[str]) -> list[str]:
+        if not words:
+            return []
+        return [
+            universal(found[2], word) for word, found in zip(words, self._tagger.tag_sent(list(words)), strict=True)
+        ]
+
+
+class SpaCy:
+    """spaCy's small English model, if it is installed."""
+
+    name = "spaCy en_core_web_sm"
+
+    def __init__(self) -> None:
+        import spacy
+
+        self._model: Any = spacy.load("en_core_web_sm", disable=["parser", "ner", "lemmatizer"])
+
+    def __call__(self, words: Sequence[str]) -> list[str]:
+        from spacy.tokens import Doc
+
+        return [token.pos_ for token in self._model(Doc(self._model.vocab, list(words)))]
+
+
+class Flair:
+    """flair/pos-english, the paper's, if flair and a hub are there."""
+
+    name = "flair/pos-english"
+
+    def __init__(self) -> None:
+        from flair.models import SequenceTagger
+
+        self._tagger: Any = SequenceTagger.load("flair/pos-english")
+
+    def __call__(self, words: Sequence[str]) -> list[str]:
+        from flair.data import Sentence
+
+        sentence = Sentence(list(words), use_tokenizer=False)
+        self._tagger.predict(sentence)
+        return [universal(token.get_label("pos").value, word) for token, word in zip(sentence, words, strict=True)]
+
+
+TAGGERS: dict[str, Callable[[], Tagger]] = {"hanta": HanTa, "spacy": SpaCy, "flair": Flair}
+
+
+def get_tagger(name: str | None = None) -> Tagger:
+    """A tagger by its name; HanTa if none is named."""
+    name = name or "hanta"
+    if name not in TAGGERS:
+        raise ValueError(f"there is no tagger {name!r}; choose one of {', '.join(TAGGERS)}")
+    try:
+        return TAGGERS[name]()
+    except (ImportError, OSError) as error:
+        extra = "pip install 'whymatch[pos]'" if name == "hanta" else f"install {name} and its English model"
+        raise ModuleNotFoundError(f"the tagger {name!r} is not here ({error}): {extra}") from None

@@ -1,0 +1,113 @@
+"""What a model is trained on: files beside each other, a folder, or a dataset of the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from whymatch.tables import FORMATS, Pairs, read_scored_pairs
+
+# How the parts of a dataset are called, in the names of files and on the hub.
+DEV = ("dev", "validation", "valid", "val")
+TEST = ("test",)
+
+HELD_OUT = 10  # one pair of so many is kept for choosing the best epoch where no file is there for it
+
+
+@dataclass(frozen=True)
+class Splits:
+    train: Pairs
+    dev: Pairs
+    test: Pairs | None
+
+    def __str__(self) -> str:
+        parts = {"train": self.train, "dev": self.dev, "test": self.test}
+        return "\n".join(f"{name}: {pairs if pairs is not None else 'none'}" for name, pairs in parts.items())
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same pairs and scores."""
+        digest = hashlib.sha256()
+        for pairs in (self.train, self.dev, self.test):
+            digest.update(repr((pairs.texts, pairs.scores) if pairs else None).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+def read_splits(
+    data: str,
+    dev: str | None = None,
+    test: str | None = None,
+    columns: Sequence[str] | None = None,
+    score_range: tuple[float, float] | None = None,
+    seed: int = 0,
+) -> Splits:
+    """Read the pairs to train on, and find those to choose and to judge by if they are not named."""
+    if Path(data).suffix.lower() not in FORMATS and not Path(data).is_file():
+        if dev or test:
+            raise ValueError(f"{data!r} is no file: a dataset brings its own parts, so give no --dev and no --test")
+        return _from_hub(data, columns, score_range, seed)
+    path = Path(data)
+    train = read_scored_pairs(path, columns, score_range)
+    dev_path, test_path = (
+        Path(given) if given else _beside(path, names) for given, names in ((dev, DEV), (test, TEST))
+    )
+    judged = read_scored_pairs(test_path, columns, score_range) if test_path else None
+    if dev_path:
+        return Splits(train, read_scored_pairs(dev_path, columns, score_range), judged)
+    return Splits(*_held_out(train, seed), judged)
+
+
+def _beside(path: Path, names: Sequence[str]) -> Path | None:
+    """The file that is called as this one is, with the name of another part in the place of "train"."""
+    if "train" not in path.name:
+        return None
+    return next((file for name in names if (file := path.with_name(path.name.replace("train", name))).is_file()), None)
+
+
+def _held_out(pairs: Pairs, seed: int) -> tuple[Pairs, Pairs]:
+    order = list(range(len(pairs)))
+    random.Random(seed).shuffle(order)
+    count = max(2, len(pairs) // HELD_OUT)
+    if len(pairs) < 2 * count:
+        raise ValueError(f"{pairs.source} has {len(pairs)} pairs: too few to train on")
+
+    def part(numbers: Sequence[int], source: str) -> Pairs:
+        chosen = sorted(numbers)
+        texts, scores = [pairs.texts[i] for i in chosen], [pairs.scores[i] for i in chosen]
+        return Pairs(source, pairs.columns, texts, scores, pairs.bad if source == pairs.source else [])
+
+    return part(order[count:], pairs.source), part(order[:count], f"{pairs.source}, held out")
+
+
+def _from_hub(name: str, columns: Sequence[str] | None, score_range: tuple[float, float] | None, seed: int) -> Splits:
+    import tempfile
+
+    from datasets import load_dataset
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    try:
+        parts = load_dataset(name)
+    except Exception as error:
+        raise ValueError(
+            f"cannot read {name!r}: it is no file, and no dataset of that name is found here or on the hub "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+        ) from None
+    if "train" not in parts:
+        raise ValueError(f"the dataset {name!r} has no part called train; it has {', '.join(parts)}")
+    with tempfile.TemporaryDirectory() as folder:
+
+        def part(names: Sequence[str]) -> Pairs | None:
+            found = next((one for one in names if one in parts), None)
+            if found is None:
+                return None
+            file = Path(folder) / f"{name.replace('/', '.')}.{found}.parquet"
+            parts[found].to_parquet(file)
+            return read_scored_pairs(file, columns, score_range)
+
+        train, dev, test = part(["train"]), part(DEV), part(TEST)
+    assert train is not None
+    return Splits(train, dev, test) if dev else Splits(*_held_out(train, seed), test)

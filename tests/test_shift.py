@@ -1,0 +1,287 @@
+"""Adjusted models: the reference's embedding is zero, whatever is around, saved and loaded, trained or not."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+import zoo
+
+from whymatch import Explainer
+from whymatch.inputs import Reading
+from whymatch.models import load as load_model
+from whymatch.reference import reference_features
+from whymatch.training import ReferenceShift, adjust
+
+TEXTS = [
+    "The coffee is not good.",
+    "This is bad coffee, and nobody drank it.",
+    "bread",
+    "Two dogs run across the snowy field towards a child.",
+    "A man is slicing bread.",
+]
+KINDS = sorted(zoo.ARCHITECTURES)
+
+
+def expected(model, texts, reference="pad"):
+    """e'(text) − e'(reference), one by one, from the model's modules themselves."""
+    from whymatch.encoder import Encoder
+    from whymatch.inputs import batched
+
+    encoder = Encoder(model, "base")
+    found = []
+    for text in texts:
+        (given,) = encoder.read([text], Reading())
+        other = reference_features(encoder.content(reference, given), given)
+        rows = []
+        for features in (given.features, other):
+            out = batched([features], torch.device("cpu"))
+            for module in model:
+                if type(module).__name__ != "Normalize":
+                    out = module(out)
+            rows.append(out["sentence_embedding"][0])
+        found.append((rows[0] - rows[1]).detach().numpy())
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_embedding_is_the_text_minus_its_reference(load, kind):
+    model = load(kind, torch.float64)  # so that what is seen is not the rounding of these wildly weighted models
+    before = model.encode(TEXTS)
+    adjusted = adjust(model)
+    np.testing.assert_allclose(adjusted.encode(TEXTS), expected(model, TEXTS), atol=1e-6)
+    assert (model.encode(TEXTS) == before).all()  # the model that was given is as it was
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_batch_nor_padding_matters(load, kind):
+    adjusted = adjust(load(kind, torch.float64))
+    alone = np.stack([adjust(load(kind, torch.float64)).encode(text) for text in TEXTS])
+    for size in (1, 2, 5):
+        np.testing.assert_allclose(adjusted.encode(TEXTS, batch_size=size), alone, atol=1e-6)
+
+
+def test_neither_batch_nor_padding_matters_to_the_real_model(minilm):
+    adjusted = adjust(minilm)
+    alone = np.stack([adjusted.encode(text) for text in TEXTS])
+    lengths = np.linalg.norm(alone, axis=1)
+    assert (np.linalg.norm(adjust(minilm).encode(TEXTS) - alone, axis=1) <= 1e-6 * lengths).all()
+
+
+def test_the_reference_itself_is_zero(load):
+    adjusted = adjust(load())
+    features = adjusted.preprocess(["a coffee"])
+    pads = features["content_mask"]
+    features["input_ids"] = torch.where(pads, adjusted.tokenizer.pad_token_id, features["input_ids"])
+    with torch.no_grad():
+        assert (adjusted(features)["sentence_embedding"] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("pooling", "options"), [("cls", {}), ("max", {}), ("weightedmean", {}), (("mean", "cls"), {})]
+)
+def test_every_pooling(tmp_path, pooling, options):
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(zoo.build(tmp_path, pooling=pooling, **options)), device="cpu")
+    np.testing.assert_allclose(adjust(model).encode(TEXTS), expected(model, TEXTS), atol=3e-6)
+
+
+def test_a_prompt_belongs_to_the_reference(tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    folder = zoo.build(tmp_path, prompts={"query": "coffee and bread: "}, default_prompt_name=None)
+    adjusted = adjust(SentenceTransformer(str(folder), device="cpu"))
+    plain = adjusted.preprocess(["slicing bread"])["content_mask"]
+    prompted = adjusted.preprocess(["slicing bread"], prompt="coffee and bread: ")["content_mask"]
+    assert prompted.sum() == plain.sum()
+    assert prompted.shape[1] > plain.shape[1]
+    why = Explainer(adjusted, tolerance=1e-5, fold_reference=False).explain(*TEXTS[:2], prompt_name="query")
+    assert np.abs(why.effects_a).max() < 1e-6
+    assert why.error < 1e-5
+
+
+def test_gradients_flow_through_both_terms(load):
+    """The gradient along a direction is what a small step along it changes; no part of it is left out."""
+    adjusted = adjust(load(dtype=torch.float64)).eval()
+    features = adjusted.preprocess(TEXTS[:3])
+    weights = [
+        weight for name, weight in adjusted.named_parameters() if "layer" in name and not name.endswith("pooler.weight")
+    ]
+    torch.manual_seed(0)
+    steps = [torch.randn_like(weight) for weight in weights]
+
+    def loss():
+        return adjusted({**features})["sentence_embedding"].square().sum()
+
+    loss().backward()
+    slope = sum(float((weight.grad * step).sum()) for weight, step in zip(weights, steps, strict=True))
+    values = []
+    for size in (1e-6, -1e-6):
+        with torch.no_grad():
+            for weight, step in zip(weights, steps, strict=True):
+                weight += size * step
+            values.append(float(loss()))
+            for weight, step in zip(weights, steps, strict=True):
+                weight -= size * step
+    assert slope == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-5)
+
+
+def test_references_are_computed_once_for_each_length(load):
+    adjusted = adjust(load())
+    runs = []
+    pooling = adjusted[0].encoder[1]
+    pooling.register_forward_hook(lambda _module, _args, out: runs.append(len(out["sentence_embedding"])))
+    texts = ["coffee", "bread", "bad coffee", "slicing bread"]
+    lengths = len({len(adjusted.tokenizer(text)["input_ids"]) for text in texts})
+    adjusted.encode(texts)
+    assert sum(runs) == len(texts) + lengths
+    runs.clear()
+    adjusted.encode(texts)
+    assert sum(runs) == len(texts)
+    runs.clear()
+    with torch.enable_grad():
+        adjusted(adjusted.preprocess(texts))
+    assert sum(runs) == len(texts) + lengths  # with gradients nothing is kept
+
+
+@pytest.mark.parametrize("how", ["step", "in place", "data", "data row", "load", "sign", "replace", "cast"])
+def test_no_reference_outlives_its_weights(load, how):
+    adjusted = adjust(load())
+    adjusted.encode(TEXTS)
+    weight = adjusted[0].encoder[0].auto_model.embeddings.word_embeddings.weight
+    if how == "step":
+        adjusted.train()
+        adjusted(adjusted.preprocess(TEXTS))["sentence_embedding"].sum().backward()
+        torch.optim.AdamW(adjusted.parameters(), lr=1e-2).step()
+        adjusted.eval()
+    elif how == "in place":
+        with torch.no_grad():
+            weight += 0.1
+    elif how == "data":
+        weight.data *= 1.5
+    elif how == "data row":
+        weight.data[adjusted.tokenizer.pad_token_id] += 0.1
+    elif how == "load":
+        state = {name: value + 0.05 for name, value in adjusted.state_dict().items() if value.is_floating_point()}
+        adjusted.load_state_dict(state, strict=False)
+    elif how == "sign":
+        weight.data.neg_()
+    elif how == "replace":
+        weight.data = weight.data + 0.1
+    else:
+        adjusted.to(torch.float64)
+    fresh = copy.deepcopy(adjusted)
+    fresh[0]._known = type(fresh[0]._known)()
+    np.testing.assert_allclose(adjusted.encode(TEXTS), fresh.encode(TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "t5", "qwen3"])
+def test_saved_and_loaded(load, tmp_path, kind):
+    from sentence_transformers import SentenceTransformer
+
+    adjusted = adjust(load(kind))
+    wanted = adjusted.encode(TEXTS)
+    adjusted.save_pretrained(str(tmp_path / "model"))
+    listed = json.loads((tmp_path / "model/modules.json").read_text())
+    assert [module["type"] for module in listed] == ["whymatch.training.ReferenceShift"]
+    for again in (
+        SentenceTransformer(str(tmp_path / "model"), device="cpu", trust_remote_code=True),
+        load_model(str(tmp_path / "model"), "cpu")[0],
+    ):
+        assert isinstance(again[0], ReferenceShift)
+        assert type(again) is SentenceTransformer
+        np.testing.assert_array_equal(again.encode(TEXTS), wanted)
+        assert again.max_seq_length == adjusted.max_seq_length
+        assert again.get_embedding_dimension() == adjusted.get_embedding_dimension()
+
+
+def test_encoding_in_several_processes(load):
+    adjusted = adjust(load())
+    pool = adjusted.start_multi_process_pool(["cpu", "cpu"])
+    try:
+        found = adjusted.encode(TEXTS, pool=pool, chunk_size=2)
+    finally:
+        adjusted.stop_multi_process_pool(pool)
+    np.testing.assert_allclose(found, adjusted.encode(TEXTS), atol=1e-6)
+
+
+def test_a_folder_that_is_not_one(load, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    adjust(load()).save_pretrained(str(tmp_path / "model"))
+    config = tmp_path / "model/reference_shift.json"
+    whole = json.loads(config.read_text())
+    config.write_text(json.dumps(whole | {"parameters": {"reference": "pad", "version": 2}}))
+    with pytest.raises(ValueError, match=r"adjusted by another whymatch \(version 2\); this one reads version 1"):
+        load_model(str(tmp_path / "model"), "cpu")
+    config.write_text(json.dumps(whole | {"parameters": {"reference": "pad", "colour": 1}}))
+    with pytest.raises(ValueError, match=r"adjusted by another whymatch \(with 'colour'\)"):
+        load_model(str(tmp_path / "model"), "cpu")
+    config.unlink()
+    with pytest.raises(ValueError, match=r"is no adjusted model: its reference_shift.json is missing"):
+        load_model(str(tmp_path / "model"), "cpu")
+    # A class of somebody else's is nobody's to trust but the user's.
+    listed = json.loads((tmp_path / "model/modules.json").read_text())
+    listed[0]["type"] = "elsewhere.models.Shifted"
+    (tmp_path / "model/modules.json").write_text(json.dumps(listed))
+    with pytest.raises(ValueError, match=r"'elsewhere.models.Shifted', which is not part of Sentence Transformers"):
+        load_model(str(tmp_path / "model"), "cpu")
+    with pytest.raises(ModuleNotFoundError, match="elsewhere"):
+        SentenceTransformer(str(tmp_path / "model"), device="cpu", trust_remote_code=True)
+
+
+def test_what_cannot_be_adjusted(load):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    with pytest.raises(TypeError, match="adjust takes a SentenceTransformer, not a str: 'model'"):
+        adjust("model")
+    with pytest.raises(ValueError, match="adjusted already"):
+        adjust(adjust(load()))
+    with pytest.raises(ValueError, match="this tokenizer has no mask token"):
+        adjust(load("t5"), reference="mask")
+    static = StaticEmbedding(load().tokenizer._tokenizer, embedding_dim=8)
+    with pytest.raises(TypeError, match="StaticEmbedding"):
+        adjust(SentenceTransformer(modules=[static], device="cpu"))
+    adjusted = adjust(load())
+    features = adjusted.preprocess(["coffee"])
+    del features["content_mask"]
+    with pytest.raises(TypeError, match="must know which tokens are content"):
+        adjusted(features)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_its_explanations_have_no_reference_terms(load, kind, similarity):
+    adjusted = adjust(load(kind))
+    tolerance = 2e-3 if kind in zoo.RELU else 1e-5
+    for layer in (0, 2, -1):
+        options = {"layer": layer, "similarity": similarity, "tolerance": tolerance}
+        folded = Explainer(adjusted, **options).explain(*TEXTS[:2])
+        plain = Explainer(adjusted, fold_reference=False, **options).explain(*TEXTS[:2])
+        size = 1 if similarity == "cosine" else float(np.prod(np.linalg.norm(adjusted.encode(TEXTS[:2]), axis=1)))
+        for terms in (plain.effects_a, plain.effects_b, plain.constant):
+            assert np.abs(terms).max() <= 1e-6 * max(1, size)
+        np.testing.assert_allclose(folded.matrix, plain.matrix, atol=1e-6 * max(1, size))
+        assert abs(plain.matrix.sum() - plain.score) <= max(tolerance, 1e-5) * max(1, size)
+        embeddings = adjusted.encode(TEXTS[:2]).astype(np.float64)
+        dot = embeddings[0] @ embeddings[1]
+        score = dot / np.prod(np.linalg.norm(embeddings, axis=1)) if similarity == "cosine" else dot
+        assert plain.score == pytest.approx(score, rel=1e-5, abs=1e-6)
+
+
+def test_another_reference_than_its_own_has_terms(load):
+    adjusted = adjust(load())
+    why = Explainer(adjusted, reference="mask", fold_reference=False, tolerance=1e-6).explain(*TEXTS[:2])
+    assert abs(why.constant) > 1e-4
+    assert why.error <= 1e-5
+    own = Explainer(adjust(load(), reference="mask"), reference="mask", fold_reference=False).explain(*TEXTS[:2])
+    assert abs(own.constant) < 1e-6
+
+
+def test_the_name_says_that_it_is_adjusted(load):
+    assert Explainer(adjust(load())).settings.model.endswith("(adjusted)")
