@@ -52,8 +52,8 @@ def main() -> None:
             "unmodified": evaluate_sts(model, splits.test),
             "shifted": evaluate_sts(adjust(model), splits.test),
         }
-    for name in options.only or list(RECIPES):
-        for seed in range(options.seeds):
+    for seed in range(options.seeds):
+        for name in options.only or list(RECIPES):
             changes = dict(RECIPES[name])
             if changes.get("teacher"):
                 changes["teacher"] = str(options.out / f"{changes['teacher']}-{seed}")

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from whymatch.studies.performance import PAPER
+
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 
@@ -77,35 +79,21 @@ def floor() -> str:
     return "\n".join(lines)
 
 
-# Table 1 of the paper: base model, whether it is adjusted, Spearman by cosine and by dot product.
-PAPER = (
-    ("S-MPNet", True, 85.9, 82.6),
-    ("S-MPNet", False, 87.6, 83.9),
-    ("S-distilRoBERTa", True, 85.7, 80.7),
-    ("S-distilRoBERTa", False, 86.3, 77.4),
-    ("MPNet", True, 85.1, 80.4),
-    ("MPNet", False, 86.3, 84.2),
-    ("distilRoBERTa", True, 80.4, 73.4),
-    ("distilRoBERTa", False, 84.6, 76.2),
-    ("RoBERTa", True, 77.7, 68.8),
-    ("RoBERTa", False, 86.1, 68.8),
-)
-
-
 def table1() -> str:
     results = json.loads((HERE / "results/table1.json").read_text())
     lines = ["| model | training | seeds | cosine | dot |", "|" + "---|" * 5]
     untrained = results["untrained"]
     for name, found in (("none", untrained["unmodified"]), ("none, shifted", untrained["shifted"])):
         lines.append(f"| all-MiniLM-L6-v2 | {name} | – | {found['cosine']:.1f} | {found['dot']:.1f} |")
-    names = list(dict.fromkeys(run["recipe"] for run in results["runs"]))
+    names = sorted({run["recipe"] for run in results["runs"]}, key=lambda name: (not name.startswith("plain"), name))
     for name in names:
         runs = [run["test"] for run in results["runs"] if run["recipe"] == name]
         cells = [_mean([run[by] for run in runs]) for by in ("cosine", "dot")]
         lines.append(f"| all-MiniLM-L6-v2 | {name} | {len(runs)} | {cells[0]} | {cells[1]} |")
-    for model, adjusted, cosine, dot in PAPER:
-        training = "adjusted, dot" if adjusted else "plain, cosine"
-        lines.append(f"| {model} (the paper's) | {training} (the paper's) | – | {cosine} | {dot} |")
+    for model, (cosine, dot) in PAPER.items():
+        base, kind = model.split(", ")
+        training = "adjusted-dot" if kind == "adjusted" else "plain-cosine"
+        lines.append(f"| {base} (the paper's) | {training} (the paper's) | – | {cosine} | {dot} |")
     machine = results["machine"]
     lines += ["", f"Ours: mean ± half the range over the seeds, on {machine['cores']} cores of an {machine['cpu']}."]
     return "\n".join(lines)
@@ -120,10 +108,69 @@ def shift() -> str:
     results = json.loads((HERE / "results/training.json").read_text())
     rates, rounds = results["steps_per_second"], results["times_slower_by_round"]
     return (
-        f"Training the default model on batches of {results['batch_size']} pairs of STS-B, taking turns in one run: plain "
-        f"{rates['plain']:.2f} steps per second, adjusted {rates['adjusted']:.2f}. The shift costs "
+        f"Training the default model on batches of {results['batch_size']} pairs of STS-B, taking turns in one run: "
+        f"plain {rates['plain']:.2f} steps per second, adjusted {rates['adjusted']:.2f}. The shift costs "
         f"{results['times_slower']:.2f}× the time (rounds from {min(rounds):.2f} to {max(rounds):.2f})."
     )
+
+
+def many() -> str:
+    results = json.loads((HERE / "results/many.json").read_text())
+    machine = results["machine"]
+    rates = {(row["layer"], row["tokens"]): row["texts_per_second_and_core"] for row in results["rates"]}
+    layers, lengths = (sorted({key[i] for key in rates}) for i in (0, 1))
+    lines = ["Texts per second and core, decomposed to a tolerance of 1e-3:", ""]
+    lines += ["| layer | " + " | ".join(f"{length} tokens" for length in lengths) + " |"]
+    lines += ["|" + "---|" * (1 + len(lengths))]
+    for layer in layers:
+        lines.append(f"| {layer} | " + " | ".join(significant(rates[layer, length]) for length in lengths) + " |")
+    lines += ["", "What a text takes on disk, and what smaller numbers change (layer 5):", ""]
+    lines += [
+        "| tokens | stored as | bytes | change of a score | of an entry | largest error of a sum |",
+        "|" + "---|" * 6,
+    ]
+    for row in results["precision"]:
+        changes = [row["largest_change_of_score"], row["largest_change_of_an_entry"], row["largest_error"]]
+        cells = [str(row["tokens"]), row["precision"], f"{row['bytes_per_text']:,.0f}", *map(small, changes)]
+        lines.append("| " + " | ".join(cells) + " |")
+    hit, over, flat = results["hit"], results["overhead"], results["memory"]
+    lines += [
+        "",
+        f"- Explaining a stored hit of {hit['tokens']} tokens for a decomposed query of {hit['query_tokens']}: "
+        f"{hit['milliseconds_median']:.2f} ms.",
+        f"- A batch takes {over['ratio']:.2f}× the time of the engine alone ({over['rows']:,} rows of short texts, "
+        "layer 5).",
+        f"- Memory over {flat['rows']:,} rows: {flat['mib_after_a_fifth']:.0f} MiB after a fifth of them, "
+        f"{flat['mib_at_the_end']:.0f} MiB at the end ({flat['rows_per_second']:.0f} rows per second, output layer).",
+    ]
+    if results["engines"]:
+        said = "; ".join(f"{row['engine']} {row['rows_per_second']:.0f}" for row in results["engines"])
+        lines.append(f"- Rows per second at layer 5, short texts, starting included: {said}.")
+    seconds = 1 / rates[5, 32]
+    size = next(r["bytes_per_text"] for r in results["precision"] if (r["tokens"], r["precision"]) == (32, "float16"))
+    lines += ["", "On paper, for texts of 32 tokens at layer 5, stored as float16:", ""]
+    lines += ["| texts | core-hours | on 1,000 cores | stored | to move at 10 Gbit/s |", "|" + "---|" * 5]
+    for count in (1e6, 1e9):
+        hours, stored = count * seconds / 3600, count * size
+        lines.append(
+            f"| {count:.0e} | {hours:,.0f} | {_span(3.6 * hours)} | {_bytes(stored)} | {_span(stored * 8 / 1e10)} |"
+        )
+    lines += [
+        "",
+        f"Measured on {machine['cores']} cores of an {machine['cpu']}, torch {machine['torch']}, {machine['date']}.",
+    ]
+    return "\n".join(lines)
+
+
+def _span(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e12:.1f} TB" if count >= 1e12 else f"{count / 1e9:.1f} GB"
 
 
 def filled(text: str, name: str, table: str) -> str:
@@ -141,6 +188,7 @@ def main() -> None:
         (docs / "method.md", "floor", floor),
         (docs / "training.md", "table1", table1),
         (docs / "training.md", "shift", shift),
+        (docs / "many.md", "many", many),
     )
     for path, name, make in places:
         before = path.read_text(encoding="utf-8")

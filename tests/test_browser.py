@@ -298,3 +298,32 @@ def test_a_hostile_text_is_text_in_the_explorer_too(browser, address):
     assert every(browser, ".wm-token")
     assert not every(browser, "#results img")
     assert browser.title == "whymatch"
+
+
+def test_a_closed_tab_stops_its_work(browser, address, monkeypatch):
+    from whymatch.jacobian import WATCH
+
+    steps: list[int] = []
+    ended = threading.Event()
+
+    def slow(self, *args, **kwargs):  # noqa: ARG001
+        try:
+            for step in range(3000):
+                WATCH.get()(step / 3000)
+                steps.append(step)
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    home = browser.current_window_handle
+    browser.switch_to.new_window("tab")
+    ready(browser, address)
+    monkeypatch.setattr(Explainer, "explain", slow)
+    for name in ("a", "b"):
+        find(browser, f"#{name}").send_keys("coffee")
+    find(browser, "#go").click()
+    until(browser, lambda: steps)
+    browser.close()
+    browser.switch_to.window(home)
+    assert ended.wait(10)
+    assert len(steps) < 2500

@@ -35,14 +35,22 @@ def test_the_python_runs_and_says_what_it_says(minilm, tmp_path, monkeypatch):  
 def test_the_commands_run(minilm, tmp_path):  # noqa: ARG001
     lines = [line for language, code in BLOCKS if language == "sh" for line in code.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines if line.startswith("whymatch")]
-    assert [command[1] for command in commands] == ["explain", "explain", "rank", "models", "serve"]
+    names = [command[1] for command in commands]
+    assert names == [
+        *("explain", "explain", "rank", "models", "serve"),
+        *("batch", "index", "index", "train", "evaluate-sts", "study"),
+    ]
     (tmp_path / "documents.txt").write_text("The coffee is not good.\nI would love some tea.\n")
-    for command in commands[:-1]:  # the browser tests serve
+    (tmp_path / "pairs.csv").write_text("text_a,text_b\nbad coffee,The coffee is not good.\n")
+    # The browser tests serve, and those of training and of the studies train and study: they take longer than this may.
+    for command in [command for command in commands if command[1] not in ("serve", "train", "evaluate-sts", "study")]:
         program = [sys.executable, "-m", "whymatch.cli", *command[1:]]
         done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ))
         assert done.returncode == 0, done.stderr
         assert done.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"documents.txt", "why.html", "why.json", "ranking.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("documents.txt", "pairs.csv", "why.html", "why.json", "ranking.html", "out", "my-index"),
+    }
 
 
 def test_the_two_commands_exist():

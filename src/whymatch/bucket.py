@@ -16,7 +16,7 @@ from torch import Tensor
 from whymatch import jacobian
 from whymatch.decomposition import Decomposition, Projection, Settings
 from whymatch.jacobian import Paths, Points
-from whymatch.quadrature import USUAL, Lens, PathProbe, get_rule
+from whymatch.quadrature import USUAL, Floats, Lens, PathProbe, get_rule
 from whymatch.text import shown
 
 # An embedding that changes so much of its length so close to its reference jumps there: no number of nodes will do.
@@ -166,13 +166,13 @@ class Bucket:
             found += _numpy(self._start[0] * self._scale[0]) * dec.shares[row] / width
         return found
 
-    def curve(self, alpha: NDArray[np.floating]) -> NDArray[np.floating]:
+    def curve(self, alpha: Floats) -> NDArray[np.floating]:
         """The embeddings at these positions on every input's path: (inputs, positions, dim)."""
         points = Points.of([(alpha, alpha)] * len(self.sides), self._end)
         found = jacobian.values(self._paths, points).view(len(self.sides), len(alpha), -1)
         return _numpy(found * self._scale[:, None, None])
 
-    def total(self, alpha: NDArray[np.floating], weights: NDArray[np.floating]) -> NDArray[np.floating]:
+    def total(self, alpha: Floats, weights: Floats) -> NDArray[np.floating]:
         """What a rule gives to all groups of an input together, from one tangent at each node: (inputs, dim)."""
         paths = replace(self._paths, owner=torch.zeros_like(self._paths.owner), groups=1)
         points = Points.of([(alpha, weights)] * len(self.sides), self._end)

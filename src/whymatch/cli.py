@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -267,6 +269,210 @@ def evaluate(
             content = {"model": name, "data": str(pairs), "spearman": found}
             aside.write_text(text.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     typer.echo(f"Spearman × 100: {found['cosine']:.2f} by cosine, {found['dot']:.2f} by dot product")
+
+
+@app.command()
+def study(
+    name: Annotated[
+        str,
+        typer.Argument(help="performance, accuracy, distribution, cumulative, pos, layers, models, failures or all."),
+    ],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="Scored pairs: CSV, TSV, JSONL or Parquet.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder of results. What is there is not done again.")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A hub id or a folder; more than once to compare. [default: all-MiniLM-L6-v2]"),
+    ] = None,
+    pairs: Annotated[int, typer.Option(min=2, help="How many of the pairs.")] = 1000,
+    layers: Annotated[str | None, typer.Option(metavar="I,J,…", help="[default: the upper two thirds]")] = None,
+    seed: Annotated[int, typer.Option(help="Which of the pairs.")] = 0,
+    tagger: Annotated[str | None, typer.Option(help="hanta, spacy or flair. [default: hanta]")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="A,B,SCORE", help="[default: guessed, and shown]")] = None,
+) -> None:
+    """Run one of the paper's studies, or all of them, and put the numbers beside the paper's."""
+    from transformers.utils import logging
+
+    from whymatch import studies
+    from whymatch.models import DEFAULT_MODEL
+    from whymatch.studies import report
+    from whymatch.studies.setting import Setting
+    from whymatch.tables import read_scored_pairs
+
+    if name not in (*studies.NAMES, "all"):
+        raise ValueError(f"there is no study {name!r}; choose one of {', '.join(studies.NAMES)}, or all")
+    try:
+        chosen = None if layers is None else [int(layer) for layer in layers.split(",")]
+    except ValueError:
+        raise ValueError(f"--layers {layers!r} is not a list of numbers; give them as 0,3,6") from None
+    scored = read_scored_pairs(data, _names(columns))
+    typer.echo(scored)
+    logging.disable_progress_bar()
+    setting = Setting(
+        model or [DEFAULT_MODEL],
+        scored,
+        out,
+        pairs=pairs,
+        layers=chosen,
+        seed=seed,
+        tagger=tagger,
+        say=typer.echo,
+        progress=True,
+    )
+    results = {each: studies.run(each, setting) for each in (studies.NAMES if name == "all" else [name])}
+    if name == "all":
+        typer.echo(f"written: {report.write(results, setting)}")
+        return
+    for one in results[name].compared:
+        typer.echo(f"{one.what}: {one.ours}; the paper's: {one.paper}")
+    typer.echo(f"written: {out / f'{name}.json'}, {', '.join(results[name].files.values())}")
+
+
+@app.command()
+def batch(
+    pairs: Annotated[Path, typer.Argument(help="Pairs of texts: CSV, TSV, JSONL or Parquet.")],
+    out: Annotated[Path, typer.Argument(help="The folder of the Parquet dataset.")],
+    model: Annotated[str | None, typer.Option(help="A hub id or a folder. [default: all-MiniLM-L6-v2]")] = None,
+    layer: Annotated[int, typer.Option(help="0 is the input embeddings, -1 the output.")] = -2,
+    words: Annotated[bool, typer.Option("--words", help="Merge tokens to words.")] = False,
+    top: Annotated[int, typer.Option(min=0, help="How many of the strongest pairs to list in each row.")] = 10,
+    tolerance: Annotated[float, typer.Option(help="The largest error of the sum.")] = 1e-3,
+    columns: Annotated[str | None, typer.Option(metavar="A,B", help="[default: guessed, and shown]")] = None,
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="The Ray cluster. [default: one on this machine]")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Ray actors. [default: one for each core]")] = None,
+    num_gpus: Annotated[float, typer.Option(min=0, help="GPUs of each actor.")] = 0.0,
+    num_cpus: Annotated[float, typer.Option(min=0, help="Cores of each actor.")] = 1.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows that are explained together.")] = 128,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a job was interrupted.")] = False,
+) -> None:
+    """Explain every pair of a file into a Parquet dataset; a job that was killed goes on with --resume."""
+    if engine not in ("local", "ray"):
+        raise ValueError(f"--engine {engine!r} is not known; choose local or ray")
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from transformers.utils import logging
+
+    from whymatch import Explainer
+    from whymatch import batch as jobs
+    from whymatch.tables import FIRST, SECOND, Table
+
+    table = Table.open(pairs, _names(columns))
+    typer.echo(f"columns {', '.join(table.choose(_names(columns), (FIRST, SECOND)))} of {pairs}")
+    logging.disable_progress_bar()
+    explainer = Explainer(model, layer=layer, tolerance=tolerance)
+    rate = TextColumn("{task.fields[rate]}")
+    parts = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+    with Bar(*parts, console=Console(stderr=True)) as bar:
+        task = bar.add_task("rows", total=None, rate="")
+
+        def watch(progress: jobs.Progress) -> None:
+            speed = bar.tasks[0].speed
+            bar.update(task, total=progress.rows, completed=progress.done, rate=f"{speed:.1f}/s" if speed else "")
+
+        found = jobs.run(
+            pairs,
+            out,
+            explainer,
+            columns=_names(columns),
+            words=words,
+            top=top,
+            resume=resume,
+            window=batch_size,
+            ray=jobs.Ray(address, workers, num_cpus, num_gpus) if engine == "ray" else None,
+            watch=watch,
+        )
+    said = f"; {found.bad:,} bad ones in {out / jobs.ERRORS}" if found.bad else ""
+    typer.echo(f"written: {found.done:,} rows to {out}{said}")
+
+
+index = typer.Typer(
+    help="A corpus that is kept decomposed: search it, and see why each hit was found.", no_args_is_help=True
+)
+app.add_typer(index, name="index")
+
+
+@index.command("build")
+def build_index(
+    corpus: Annotated[Path, typer.Argument(help="Documents: lines of text, or a table with a column of texts.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.")],
+    model: Annotated[str | None, typer.Option(help="A hub id or a folder. [default: all-MiniLM-L6-v2]")] = None,
+    layer: Annotated[int, typer.Option(help="0 is the input embeddings, -1 the output.")] = -2,
+    tolerance: Annotated[float, typer.Option(help="The largest error of the sum.")] = 1e-3,
+    precision: Annotated[str, typer.Option(help="Of what is stored: float32, float16 or int8.")] = "float32",
+) -> None:
+    """Decompose a corpus into a new index."""
+    from transformers.utils import logging
+
+    from whymatch import Explainer
+    from whymatch.index import Index
+    from whymatch.ranking import read_documents
+
+    documents = read_documents(corpus)
+    logging.disable_progress_bar()
+    explainer = Explainer(model, layer=layer, tolerance=tolerance)
+    with _counted("documents", len(documents)) as watch:
+        built = Index.build(documents, folder, explainer, precision=precision, watch=watch)  # type: ignore[arg-type]
+    typer.echo(f"written: {len(built):,} documents to {folder}")
+
+
+@index.command("add")
+def add_to_index(
+    corpus: Annotated[Path, typer.Argument(help="Documents: lines of text, or a table with a column of texts.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.")],
+    model: Annotated[str | None, typer.Option(help="Where its model is now. [default: where it was]")] = None,
+) -> None:
+    """Decompose further documents into an index that is there."""
+    from transformers.utils import logging
+
+    from whymatch.index import Index
+    from whymatch.ranking import read_documents
+
+    documents = read_documents(corpus)
+    logging.disable_progress_bar()
+    found = Index.open(folder, model)
+    with _counted("documents", len(documents)) as watch:
+        found.add(documents, watch=watch)
+    typer.echo(f"written: {len(documents):,} documents to {folder}, {len(found):,} in all")
+
+
+@index.command("search")
+def search_index(
+    query: Annotated[str, typer.Argument(help="The query.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.")] = Path("."),
+    top: Annotated[int, typer.Option(min=1, help="How many hits.")] = 10,
+    model: Annotated[str | None, typer.Option(help="Where its model is now. [default: where it was]")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a page.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the hits.")] = None,
+) -> None:
+    """Search an index, and say which words of a hit answered which of the query's."""
+    for path in (json, html):
+        _check_writable(path)
+    check_text(query)
+    from rich.console import Console
+    from transformers.utils import logging
+
+    from whymatch.index import Index
+    from whymatch.views.terminal import ranking
+
+    logging.disable_progress_bar()
+    found = Index.open(folder, model).search(query, top=top)
+    if json is not None:
+        found.save(json)
+    if html is not None:
+        _save_page(found.to_html(), html)
+    Console(highlight=False).print(ranking(found))
+
+
+@contextmanager
+def _counted(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, told how many are done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 @app.command("models")

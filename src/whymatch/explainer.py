@@ -26,7 +26,14 @@ from whymatch.inputs import Input, Reading, Value, batched, check_input, key_of
 from whymatch.jacobian import LOCK, REVERSE_COST, Paths, Points
 from whymatch.quadrature import get_rule
 from whymatch.ranking import Hit, Ranking, top_of
-from whymatch.reference import Reference, check_reference, name_of, reference_features, reference_states
+from whymatch.reference import (
+    USUAL_REFERENCE,
+    Reference,
+    check_reference,
+    name_of,
+    reference_features,
+    reference_states,
+)
 from whymatch.text import shown
 
 if TYPE_CHECKING:
@@ -83,7 +90,7 @@ class Explainer:
         model: str | os.PathLike[str] | SentenceTransformer | None = None,
         *,
         layer: int = 0,
-        reference: Reference | None = None,
+        reference: Reference = USUAL_REFERENCE,
         fold_reference: bool = True,
         similarity: Literal["cosine", "dot"] | None = None,
         rule: Literal["gauss", "midpoint", "right"] = "gauss",
@@ -95,11 +102,10 @@ class Explainer:
         trust_remote_code: bool = False,
     ) -> None:
         get_rule(rule)
-        if reference is not None:
-            check_reference(reference)
+        check_reference(reference)
         self._groups = check_groups(groups)
         self._encoder = _wrap(model, device, blocks, trust_remote_code)
-        self._reference: Reference = (self._encoder.shifted_by or "pad") if reference is None else reference
+        self._reference = self._encoder.shifted_by or "pad" if reference is USUAL_REFERENCE else reference
         own = self._encoder.similarity
         if similarity is None and own not in SIMILARITIES:
             raise ValueError(
@@ -387,7 +393,7 @@ class Explainer:
             if isinstance(name, str)
         }
         features = batched([*own, *chain.from_iterable(replaced.values())], cut.device)
-        x, *others = cut.head(features).split(len(inputs))
+        x, *others = cut.head(features).chunk(1 + len(replaced))
         states = dict(zip(replaced, others, strict=True))
         start = states[self._reference] if isinstance(self._reference, str) else reference_states(self._reference, x)
         if x.shape[1] != len(inputs[0]):

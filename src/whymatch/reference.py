@@ -16,6 +16,13 @@ TOKENS = ("pad", "unk", "mask")
 Reference: TypeAlias = str | Callable[[Tensor], Tensor]
 
 
+class _Usual(str):
+    """A reference that nobody asked for: an adjusted model has one of its own instead."""
+
+
+USUAL_REFERENCE = _Usual("pad")
+
+
 def name_of(reference: Reference) -> str:
     """How results name the reference that they came from."""
     return reference if isinstance(reference, str) else getattr(reference, "__name__", type(reference).__name__)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +50,7 @@ class Store:
         self.dimensions: int = manifest["dimensions"]
         self.precision: Precision = manifest["precision"]
         self.shards = [Shard(**shard) for shard in manifest["shards"]]
+        self._ends = list(accumulate(shard.texts for shard in self.shards))  # of the shards, counted in texts
         self._maps: dict[int, _Map] = {}
 
     @classmethod
@@ -114,18 +117,18 @@ class Store:
         return store
 
     def __len__(self) -> int:
-        return sum(shard.texts for shard in self.shards)
+        return self._ends[-1] if self._ends else 0
 
     def check(self, settings: Settings, identity: str) -> None:
         """An error that says in what an explainer differs from the one that made this store, if it does."""
         other = [
             f"{name} is {getattr(self.settings, name)!r} there and {getattr(settings, name)!r} here"
-            for name in ("model", "layer", "reference", "fold_reference", "similarity", "rule", "steps", "tolerance")
+            for name in ("layer", "reference", "fold_reference", "similarity", "rule", "steps", "tolerance")
             if getattr(self.settings, name) != getattr(settings, name)
         ]
+        # A model is what its weights are, whatever it is called.
         if identity != self.identity:
-            same_name = self.settings.model == settings.model
-            other.append("the model's weights are others" if same_name else "and so are the model's weights")
+            other.append(f"the model is {self.settings.model!r} there, and {settings.model!r} here has other weights")
         if other:
             raise ValueError(
                 f"the store {str(self.folder)!r} was made otherwise: {'; '.join(other)}. Use what it was made with, or "
@@ -147,6 +150,7 @@ class Store:
                 writer.write_table(table)
             sink.flush()
         self.shards.append(Shard(path.name, len(decompositions), path.stat().st_size))
+        self._ends.append(len(self) + len(decompositions))
         self._save()
 
     def _table(self, decs: Sequence[Decomposition]) -> pa.Table:
@@ -208,11 +212,8 @@ class Store:
         """The shard of a text, and its row there."""
         if not 0 <= i < len(self):
             raise IndexError(f"text {i} is out of range: the store has {len(self)}")
-        for number, shard in enumerate(self.shards):
-            if i < shard.texts:
-                return number, i
-            i -= shard.texts
-        raise AssertionError
+        number = bisect_right(self._ends, i)
+        return number, i - (self._ends[number - 1] if number else 0)
 
     def __getitem__(self, i: int) -> Decomposition:
         """One text's decomposition; only its own rows are read."""

@@ -162,10 +162,10 @@ def run(setting: Setting) -> Result:
     return Result(
         title="Attribution accuracy (Figure 2)",
         notes=[
-            f"The absolute error of the sum, reference terms included, over {min(PAIRS, len(setting.pairs))} pairs, mean "
-            "and standard deviation, in double precision. The sum needs the encoder's speed along the path only, which is "
-            f"taken from its values at {INTERVALS + 1} points; sums of tangents, computed for a few texts at every layer, "
-            f"differ from it by {off:.0e} of an embedding's length at most.",
+            f"The absolute error of the sum, reference terms included, over {min(PAIRS, len(setting.pairs))} pairs, "
+            "mean and standard deviation, in double precision. The sum needs the encoder's speed along the path only, "
+            f"which is taken from its values at {INTERVALS + 1} points; sums of tangents, computed for a few texts at "
+            f"every layer, differ from it by {off:.0e} of an embedding's length at most.",
             "Right endpoints err like 1/N at every layer, from the first steps on. Gauss nodes converge exponentially, "
             "so that a tenth to a hundredth of the steps gives a hundredth of the error.",
         ],

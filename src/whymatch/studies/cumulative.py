@@ -75,14 +75,22 @@ def run(setting: Setting) -> Result:
         for layer, found in layers.items():
             top, steady = found["top_5_percent"], found["steady_from"]
             compared += [
-                Compared(f"{name}, layer {layer}: the strongest 5 % sum to", f"{top['mean']:.0%} ± {top['std']:.0%} (median {top['median']:.0%})", "77 ± 133 %"),
-                Compared(f"{name}, layer {layer}: needed for a deviation below 5 % / 2 %", f"{steady['0.05']:.0%} / {steady['0.02']:.0%}", "78 % / 92 %"),
-            ]  # fmt: skip
+                Compared(
+                    f"{name}, layer {layer}: the strongest 5 % sum to",
+                    f"{top['mean']:.0%} ± {top['std']:.0%} (median {top['median']:.0%})",
+                    "77 ± 133 %",
+                ),
+                Compared(
+                    f"{name}, layer {layer}: needed for a deviation below 5 % / 2 %",
+                    f"{steady['0.05']:.0%} / {steady['0.02']:.0%}",
+                    "78 % / 92 %",
+                ),
+            ]
     return Result(
         title="Cumulative share of the prediction (Figure 5)",
         notes=[
-            f"Over {len(setting.pairs):,} pairs. A score near zero makes any share of it large, which is why the mean has "
-            "so wide a deviation; the median and the middle half of the pairs are shown beside it.",
+            f"Over {len(setting.pairs):,} pairs. A score near zero makes any share of it large, which is why the mean "
+            "has so wide a deviation; the median and the middle half of the pairs are shown beside it.",
         ],
         compared=compared,
         numbers=numbers,

@@ -70,8 +70,8 @@ def run(setting: Setting) -> Result:
     return Result(
         title="Distribution of attributions (Figures 3 and 8)",
         notes=[
-            f"All token–token attributions of {len(setting.pairs):,} pairs, special tokens included. The paper's shares are "
-            "those of S-MPNet at layers 11 and 12 of 12.",
+            f"All token–token attributions of {len(setting.pairs):,} pairs, special tokens included. The paper's "
+            "shares are those of S-MPNet at layers 11 and 12 of 12.",
         ],
         compared=compared,
         numbers=numbers,

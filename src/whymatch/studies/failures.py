@@ -101,9 +101,9 @@ def run(setting: Setting) -> Result:
     return Result(
         title="Failures (Figure 10), and what drives them",
         notes=[
-            f"A pair is a failure if its score is among the tenth of {len(found):,} pairs that lie farthest above, or below, "
-            "the line that best foretells scores from labels. What drives failures is the difference between what a "
-            "relation of parts of speech adds to their scores and to those of the other pairs, words by sum.",
+            f"A pair is a failure if its score is among the tenth of {len(found):,} pairs that lie farthest above, or "
+            "below, the line that best foretells scores from labels. What drives failures is the difference between "
+            "what a relation of parts of speech adds to their scores and to those of the other pairs, words by sum.",
         ],
         compared=compared,
         numbers=numbers,

@@ -24,13 +24,13 @@ def run(setting: Setting) -> Result:
             "poorly_in_total": poorly,
         }
         said = ", ".join(f"{value:+.2f}" for value in poorly)
-        compared.append(
-            Compared(f"{subject.label}: “poorly” in total, layer 0 to {subject.num_layers}", said, "negative inside, positive at the output")
-        )  # fmt: skip
+        what = f"{subject.label}: “poorly” in total, layer 0 to {subject.num_layers}"
+        compared.append(Compared(what, said, "negative inside, positive at the output"))
     return Result(
         title="One pair at every layer (Figure 4)",
         notes=[
-            "The same score, taken apart at different depths. Words are sums of their tokens; each panel has its own scale."
+            "The same score, taken apart at different depths. Words are sums of their tokens; each panel has its own "
+            "scale."
         ],
         compared=compared,
         numbers=numbers,

@@ -22,9 +22,14 @@ def run(setting: Setting) -> Result:
         titles = [f"{label}, layer {why.layer}: {why.score:.2f} ({why.similarity})" for label, why in found.items()]
         figures[name] = charts.matrices(list(found.values()), titles)
         numbers[name] = {
-            label: {"score": why.score, "words_a": why.tokens_a, "words_b": why.tokens_b, "matrix": why.matrix.round(6).tolist()}
+            label: {
+                "score": why.score,
+                "words_a": why.tokens_a,
+                "words_b": why.tokens_b,
+                "matrix": why.matrix.round(6).tolist(),
+            }
             for label, why in found.items()
-        }  # fmt: skip
+        }
         scores = ", ".join(f"{label} {why.score:.2f}" for label, why in found.items())
         compared.append(Compared(f"scores of {name}", scores, "–"))
     return Result(

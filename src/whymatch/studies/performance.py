@@ -30,9 +30,10 @@ def run(setting: Setting) -> Result:
     figure, (axes,) = charts.panels(1, 6.4, 0.6 + 0.34 * len(rows))
     for place, (_, cosine, dot, whose) in enumerate(rows):
         axes.plot([cosine, dot], [place, place], color="0.8", zorder=0)
-        filled = {} if whose == "ours" else {"facecolors": "none"}
-        axes.scatter([cosine], [place], marker="o", edgecolors="#d95f02", color="#d95f02", **filled)
-        axes.scatter([dot], [place], marker="s", edgecolors="#2166ac", color="#2166ac", **filled)
+        for value, marker, colour in ((cosine, "o", "#d95f02"), (dot, "s", "#2166ac")):
+            axes.scatter(
+                [value], [place], marker=marker, edgecolors=colour, facecolors=colour if whose == "ours" else "none"
+            )
     axes.set_yticks(range(len(rows)), [f"{name} ({whose})" for name, _, _, whose in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("Spearman × 100: ● cosine, ■ dot product")

@@ -106,8 +106,11 @@ def run(setting: Setting) -> Result:
     for subject in setting.subjects:
         layer = setting.inner_layer(subject)
         found = list(setting.explanations(subject, layer))
-        by = {reduce: summary(tagged(found, tagger, reduce)) for reduce in ("mean", "sum")}  # type: ignore[arg-type]
-        numbers[subject.label] = {"layer": layer, **by}
+        numbers[subject.label] = {
+            "layer": layer,
+            "mean": summary(tagged(found, tagger, "mean")),
+            "sum": summary(tagged(found, tagger, "sum")),
+        }
     figure, axes = charts.panels(2 * len(numbers), 5.2, 3.8, across=2)
     places = [(name, reduce) for name in numbers for reduce in ("mean", "sum")]
     for each, (name, reduce) in zip(axes, places, strict=True):
@@ -138,9 +141,9 @@ def run(setting: Setting) -> Result:
     return Result(
         title="Parts of speech (Figure 6)",
         notes=[
-            f"{len(setting.pairs):,} pairs, words tagged by {tagger.name}. Tokens are merged to words by their mean, as in "
-            "the paper, and by their sum, which keeps the score. The highest attributions are those of each pair of texts. "
-            "Special tokens have no part of speech: what they carry is missing from “all words”.",
+            f"{len(setting.pairs):,} pairs, words tagged by {tagger.name}. Tokens are merged to words by their mean, "
+            "as in the paper, and by their sum, which keeps the score. The highest attributions are those of each pair "
+            "of texts. Special tokens have no part of speech: what they carry is missing from “all words”.",
         ],
         compared=compared,
         numbers={"tagger": tagger.name, **numbers},

@@ -91,7 +91,7 @@ class Setting:
         seed: int = 0,
         tagger: str | None = None,
         device: str | None = None,
-        say: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] = lambda _: None,
         progress: bool = False,
     ) -> None:
         self.subjects = [Subject(name, device) for name in names]
@@ -120,7 +120,7 @@ class Setting:
             raise OSError(f"cannot write to {str(out)!r}: {error.strerror or error}") from None
 
     def layers(self, subject: Subject) -> list[int]:
-        """The layers that are asked for; else the upper two thirds: what a layer costs doubles every two blocks down."""
+        """The layers that are asked for; else the upper two thirds: a layer costs the more the deeper it lies below."""
         count = subject.num_layers
         found = range((count + 2) // 3, count + 1) if self._layers is None else self._layers
         return sorted({subject.explainer(layer).settings.layer for layer in found})
@@ -195,16 +195,11 @@ class Setting:
         """Run a study unless its result is there; write down what it found."""
         path = self.out / f"{name}.json"
         before = _read(path)
-        if before is not None and before["inputs"] == json.loads(json.dumps(self.inputs)):
-            if all((self.out / file).is_file() for file in before["figures"].values()):
-                self.say(f"{name}: done before")
-                return Result(
-                    before["title"],
-                    before["notes"],
-                    [Compared(**one) for one in before["compared"]],
-                    before["numbers"],
-                    files=before["figures"],
-                )
+        same = before is not None and before["inputs"] == json.loads(json.dumps(self.inputs))
+        if same and all((self.out / file).is_file() for file in before["figures"].values()):
+            self.say(f"{name}: done before")
+            compared = [Compared(**one) for one in before["compared"]]
+            return Result(before["title"], before["notes"], compared, before["numbers"], files=before["figures"])
         started = time.perf_counter()
         result = study(self)
         result.files = {}

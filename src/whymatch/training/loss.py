@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, mse_loss
+from torch.nn.functional import cosine_similarity, mse_loss, pad
+
+TOGETHER = 8  # texts of about one length that run together: more of them are padded more
 
 
 class PairLoss(nn.Module):
@@ -34,7 +36,7 @@ class PairLoss(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(scale).log().to(model.device), requires_grad=learned)
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
-        a, b = (self.model(features)["sentence_embedding"] for features in sentence_features)
+        a, b = embed(self.model, list(sentence_features))
         wanted = labels.to(a.dtype).view(-1)
         if self.objective == "cosine":
             return mse_loss(cosine_similarity(a, b), wanted)
@@ -44,6 +46,42 @@ class PairLoss(nn.Module):
             alone = scale * torch.cat([a, b]).square().sum(1)
             loss = loss + self.own * mse_loss(alone, torch.ones_like(alone))
         return loss
+
+
+def embed(model: Any, columns: Sequence[dict[str, Any]]) -> list[Tensor]:
+    """The embeddings of every column of a batch; texts of about one length run together, and so are padded little."""
+    merged = _merged(model, columns)
+    if merged is None:
+        return [model(dict(features))["sentence_embedding"] for features in columns]
+    lengths = merged["attention_mask"].sum(1)
+    order = lengths.argsort()
+    found = []
+    for rows in order.split(TOGETHER):
+        longest = int(lengths[rows].max())
+        features = {
+            name: value[rows, :longest] if isinstance(value, Tensor) else value for name, value in merged.items()
+        }
+        found.append(model(features)["sentence_embedding"])
+    embeddings = torch.cat(found)[order.argsort()]
+    return list(embeddings.split([len(features["input_ids"]) for features in columns]))
+
+
+def _merged(model: Any, columns: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The texts of all columns as one batch; None where they are no texts that are padded at their end."""
+    plain = [{name: value for name, value in features.items() if not isinstance(value, Tensor)} for features in columns]
+    tensors = [{name: value for name, value in features.items() if isinstance(value, Tensor)} for features in columns]
+    alike = all(one == plain[0] for one in plain) and all(set(one) == set(tensors[0]) for one in tensors)
+    texts = alike and {"input_ids", "attention_mask"} <= set(tensors[0])
+    if not texts or not all(value.ndim == 2 for one in tensors for value in one.values()):
+        return None
+    if not all(bool(one["attention_mask"][:, 0].all()) for one in tensors):
+        return None
+    width = max(one["input_ids"].shape[1] for one in tensors)
+    filler = {"input_ids": getattr(getattr(model, "tokenizer", None), "pad_token_id", None) or 0}
+    return plain[0] | {
+        name: torch.cat([pad(one[name], (0, width - one[name].shape[1]), value=filler.get(name, 0)) for one in tensors])
+        for name in tensors[0]
+    }
 
 
 def usual_scale(model: Any, texts: list[str]) -> float:

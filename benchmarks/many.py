@@ -1,0 +1,238 @@
+"""Many texts: rates by length and layer, what a text takes on disk, what a batch adds, and whether memory stays flat.
+
+    python benchmarks/many.py [--rows 50000] [--no-ray]
+
+Writes ``benchmarks/results/many.json``, from which ``benchmarks/tables.py`` makes the table of docs/many.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peers import machine
+
+from whymatch import Explainer, batch, models
+from whymatch.index import Index
+from whymatch.store import PRECISIONS, Store
+
+RESULTS = Path(__file__).parent / "results/many.json"
+LENGTHS = (8, 16, 32, 64)
+LAYERS = (0, 3, 5, 6)
+WORDS = (
+    *("river", "stone", "bread", "coffee", "window", "garden", "letter", "music"),
+    *("winter", "road", "market", "child", "paper", "light", "table", "water"),
+)
+
+
+def text(tokens: int, rng: random.Random) -> str:
+    """A text of so many tokens: each of these words is one, and the template has two."""
+    return " ".join(rng.choice(WORDS) for _ in range(tokens - 2))
+
+
+def rates(model: Any) -> list[dict[str, Any]]:
+    """Texts per second of one core."""
+    torch.set_num_threads(1)
+    rows = []
+    rng = random.Random(0)
+    for layer in LAYERS:
+        explainer = Explainer(model, layer=layer)
+        for length in LENGTHS:
+            count = max(2, min(64, 64 * (1 + layer) ** 2 // length))
+            texts = [text(length, rng) for _ in range(count)]
+            explainer.decompose(texts[:1])
+            start = time.perf_counter()
+            decs = explainer.decompose(texts)
+            seconds = time.perf_counter() - start
+            assert len(decs[0].tokens) == length
+            rows.append({"layer": layer, "tokens": length, "texts_per_second_and_core": count / seconds})
+            print(json.dumps(rows[-1]), flush=True)
+    torch.set_num_threads(os.cpu_count() or 1)
+    return rows
+
+
+def precision(model: Any) -> list[dict[str, Any]]:
+    """Bytes per text, and what smaller numbers change."""
+    rng = random.Random(1)
+    explainer = Explainer(model, layer=5)
+    rows = []
+    for length in LENGTHS:
+        texts = [text(length, rng) for _ in range(32)]
+        decs = explainer.decompose(texts)
+        exact = [Explainer.pair(decs[i], decs[i + 1]) for i in range(31)]
+        for name in PRECISIONS:
+            with tempfile.TemporaryDirectory() as folder:
+                store = Store.create(Path(folder) / "s", explainer.settings, "", 384, name)  # type: ignore[arg-type]
+                store.append(decs)
+                found = [Explainer.pair(store[i], store[i + 1]) for i in range(31)]
+                rows.append(
+                    {
+                        "tokens": length,
+                        "precision": name,
+                        "bytes_per_text": store.shards[0].bytes / len(texts),
+                        "largest_change_of_score": max(
+                            abs(a.score - b.score) for a, b in zip(exact, found, strict=True)
+                        ),
+                        "largest_change_of_an_entry": float(
+                            max(np.abs(a.matrix - b.matrix).max() for a, b in zip(exact, found, strict=True))
+                        ),
+                        "largest_error": max(why.error for why in found),
+                    }
+                )
+    return rows
+
+
+def hit(model: Any) -> dict[str, Any]:
+    """The time of one stored hit's explanation, its rows read from the disk's cache."""
+    rng = random.Random(2)
+    explainer = Explainer(model, layer=6)
+    with tempfile.TemporaryDirectory() as folder:
+        index = Index.build([text(64, rng) for _ in range(512)], Path(folder) / "i", explainer)
+        store = Store.open(index.store.folder)
+        (query,) = explainer.decompose([text(12, rng)])
+        Explainer.pair(query, store[0])
+        times = []
+        for i in range(1, 512):
+            start = time.perf_counter()
+            Explainer.pair(query, store[i])
+            times.append(time.perf_counter() - start)
+    return {"tokens": 64, "query_tokens": 12, "milliseconds_median": 1e3 * statistics.median(times)}
+
+
+def write_pairs(path: Path, rows: int, seed: int = 0) -> Path:
+    rng = random.Random(seed)
+    with path.open("w") as file:
+        for _ in range(rows):
+            pair = {"text_a": text(rng.randint(4, 8), rng), "text_b": text(rng.randint(4, 8), rng)}
+            file.write(json.dumps(pair) + "\n")
+    return path
+
+
+def overhead(model: Any, rows: int = 2000) -> dict[str, Any]:
+    """A batch against the engine alone, taking turns: the same pairs, explained and thrown away."""
+    explainer = Explainer(model, layer=5)
+    with tempfile.TemporaryDirectory() as folder:
+        file = write_pairs(Path(folder) / "p.jsonl", rows)
+        pairs = [tuple(json.loads(line).values()) for line in file.read_text().splitlines()]
+        ratios = []
+        for turn in range(3):
+            start = time.perf_counter()
+            for i in range(0, rows, batch.WINDOW):
+                window = pairs[i : i + batch.WINDOW]
+                texts = list(dict.fromkeys(t for pair in window for t in pair))
+                decs = dict(zip(texts, explainer.decompose(texts), strict=True))
+                for a, b in window:
+                    Explainer.pair(decs[a], decs[b])
+            bare = time.perf_counter() - start
+            start = time.perf_counter()
+            batch.run(file, Path(folder) / f"out{turn}", explainer)
+            ratios.append((time.perf_counter() - start) / bare)
+    return {"rows": rows, "ratio": statistics.median(ratios), "ratios": ratios}
+
+
+MEMORY = """
+import json, resource, sys, os
+from pathlib import Path
+from whymatch import Explainer, batch
+explainer = Explainer(layer=-1, tolerance=1e-2)
+seen = []
+def rss():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+def watch(progress):
+    if progress.done // 2500 > len(seen):
+        seen.append((progress.done, rss()))
+import time
+start = time.perf_counter()
+batch.run(sys.argv[1], sys.argv[2], explainer, top=3, watch=watch)
+print(json.dumps({"seen": seen, "seconds": time.perf_counter() - start}))
+"""
+
+
+def memory(rows: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = write_pairs(Path(folder) / "p.jsonl", rows)
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, str(file), f"{folder}/out"], capture_output=True, text=True, check=True
+        )
+    found = json.loads(done.stdout)
+    sizes = [size for _, size in found["seen"]]
+    return {
+        "rows": rows,
+        "rows_per_second": rows / found["seconds"],
+        "mib_after_a_fifth": sizes[len(sizes) // 5],
+        "mib_at_the_end": sizes[-1],
+        "mib": found["seen"],
+    }
+
+
+RAY = """
+import json, sys, time, os
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+import torch; torch.set_num_threads(1)
+from whymatch import Explainer, batch
+explainer = Explainer(layer=5)
+workers = int(sys.argv[3])
+cluster = None
+if workers:
+    import ray
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    cluster = batch.Ray(workers=workers)
+start = time.perf_counter()
+batch.run(sys.argv[1], sys.argv[2], explainer, ray=cluster)
+print(json.dumps(time.perf_counter() - start))
+"""
+
+
+def ray_rates(rows: int = 3000) -> list[dict[str, Any]]:
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = write_pairs(Path(folder) / "p.jsonl", rows)
+        for workers in (0, 1, 2):
+            done = subprocess.run(
+                [sys.executable, "-c", RAY, str(file), f"{folder}/out{workers}", str(workers)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            seconds = json.loads(done.stdout.splitlines()[-1])
+            engine = "local, 1 core" if not workers else f"ray, {workers} core{'s' if workers > 1 else ''}"
+            found.append({"engine": engine, "rows_per_second": rows / seconds})
+            print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--no-ray", action="store_true")
+    options = parser.parse_args()
+    model, _ = models.load(None, "cpu")
+    results: dict[str, Any] = {"machine": machine()}
+    steps: dict[str, Any] = {
+        "hit": lambda: hit(model),
+        "precision": lambda: precision(model),
+        "rates": lambda: rates(model),
+        "overhead": lambda: overhead(model),
+        "engines": lambda: None if options.no_ray else ray_rates(),
+        "memory": lambda: memory(options.rows),
+    }
+    for name, step in steps.items():
+        results[name] = step()
+        print(name, json.dumps(results[name])[:300], flush=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

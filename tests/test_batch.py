@@ -1,0 +1,322 @@
+"""Batch jobs: every row once, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from whymatch import Explainer, batch
+
+WORDS = ["coffee", "bread", "man", "woman", "dog", "child", "kitchen", "field", "stocks", "bad", "good", "snowy"]
+
+
+def write_pairs(path, count: int, seed: int = 0, repeat: int = 3):
+    """Pairs of short texts; the first text of each is shared by a few."""
+    rng = random.Random(seed)
+    rows = []
+    query = ""
+    for i in range(count):
+        if i % repeat == 0:
+            query = " ".join(rng.sample(WORDS, 3))
+        rows.append({"text_a": query, "text_b": " ".join(rng.sample(WORDS, rng.randint(1, 5)))})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def explainer(folders):
+    return Explainer(folders("bert"), layer=-1)
+
+
+def read(out):
+    return pq.read_table(out).to_pylist()
+
+
+def test_rows_are_what_explain_gives(explainer, tmp_path):
+    pairs = write_pairs(tmp_path / "pairs.jsonl", 30)
+    seen = []
+    found = batch.run(pairs, tmp_path / "out", explainer, top=3, watch=seen.append)
+    assert (found.done, found.bad, found.rows) == (30, 0, 30)
+    assert seen[-1].done == 30
+    rows = read(tmp_path / "out")
+    assert [row["row"] for row in rows] == list(range(1, 31))
+    lines = [json.loads(line) for line in pairs.read_text().splitlines()]
+    for row, line in zip(rows, lines, strict=True):
+        why = explainer.explain(line["text_a"], line["text_b"])
+        assert row["score"] == pytest.approx(why.score, abs=1e-6)
+        assert row["error"] <= 1e-3
+        assert tuple(row["tokens_a"]) == why.tokens_a
+        np.testing.assert_allclose(row["matrix"], why.matrix, atol=1e-5)
+        assert len(row["top"]) == 3
+        best = row["top"][0]
+        assert row["matrix"][best["i"]][best["j"]] == pytest.approx(best["value"], abs=1e-6)
+    assert not (tmp_path / "out/_texts").exists()
+
+
+def test_each_text_is_decomposed_once(explainer, tmp_path, decomposed, monkeypatch):
+    monkeypatch.setattr(batch, "WINDOW", 4)
+    pairs = write_pairs(tmp_path / "pairs.jsonl", 40)
+    batch.run(pairs, tmp_path / "out", explainer, window=4)
+    lines = [json.loads(line) for line in pairs.read_text().splitlines()]
+    assert sorted(decomposed) == sorted({text for line in lines for text in line.values()})
+
+
+def test_words(explainer, tmp_path):
+    (tmp_path / "p.csv").write_text("text_a,text_b\nThe coffee is unbelievably bad.,bad coffee\n")
+    batch.run(tmp_path / "p.csv", tmp_path / "out", explainer, words=True)
+    (row,) = read(tmp_path / "out")
+    assert "unbelievably" in row["tokens_a"]
+    assert np.shape(row["matrix"]) == (len(row["tokens_a"]), len(row["tokens_b"]))
+
+
+def test_bad_rows_go_to_a_table_of_their_own(explainer, tmp_path):
+    lines = [
+        '{"text_a": "a", "text_b": "b"}',
+        '{"text_a": 3, "text_b": "b"}',
+        "not json",
+        '{"text_a": "a"}',
+        '{"text_a": "\\ud800", "text_b": "b"}',
+        '{"text_a": "c", "text_b": "d"}',
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    found = batch.run(tmp_path / "p.jsonl", tmp_path / "out", explainer)
+    assert (found.done, found.bad) == (6, 4)
+    assert [row["row"] for row in read(tmp_path / "out")] == [1, 6]
+    bad = pq.read_table(tmp_path / "out/_errors").to_pylist()
+    assert [row["row"] for row in bad] == [2, 3, 4, 5]
+    assert bad[0]["reason"] == "text_a is no text: 3"
+    assert bad[1]["reason"].startswith("it is not JSON")
+    assert bad[2]["reason"] == "text_b is missing"
+    assert json.loads(bad[2]["content"]) == {"text_a": "a"}
+
+
+def test_a_row_that_cannot_be_explained_does_not_take_others_with_it(explainer, tmp_path, monkeypatch):
+    pairs = write_pairs(tmp_path / "p.jsonl", 20)
+    victim = json.loads(pairs.read_text().splitlines()[7])["text_b"]
+    original = Explainer.decompose
+
+    def decompose(self, inputs, *args, **kwargs):
+        if victim in inputs:
+            raise ArithmeticError("the encoder is not finite there")
+        return original(self, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(Explainer, "decompose", decompose)
+    found = batch.run(pairs, tmp_path / "out", explainer)
+    lines = [json.loads(line)["text_b"] for line in pairs.read_text().splitlines()]
+    assert found.bad == lines.count(victim)
+    assert len(read(tmp_path / "out")) == 20 - found.bad
+
+
+def test_the_dataset_is_read_by_everyone(explainer, tmp_path):
+    batch.run(write_pairs(tmp_path / "p.jsonl", 12), tmp_path / "out", explainer)
+    scores = [row["score"] for row in read(tmp_path / "out")]
+    pandas = pytest.importorskip("pandas")
+    assert pandas.read_parquet(tmp_path / "out")["score"].tolist() == scores
+    duckdb = pytest.importorskip("duckdb")
+    query = f"select score, top[1].value from '{tmp_path}/out/*.parquet' order by row"
+    assert [row[0] for row in duckdb.sql(query).fetchall()] == scores
+    polars = pytest.importorskip("polars")
+    frame = polars.read_parquet(tmp_path / "out/*.parquet").sort("row")
+    assert frame["score"].to_list() == scores
+
+
+COMMAND = """
+import sys, torch
+torch.set_num_threads(1)
+from whymatch import batch
+batch.PART_SECONDS, batch.PART_ROWS = 0.1, 24
+from whymatch.cli import main
+sys.argv = ["whymatch", *sys.argv[1:]]
+main()
+"""
+
+
+def start(*args: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "batch", *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_killed_twenty_times_it_ends_with_every_row_once(tmp_path, explainer, monkeypatch):
+    """SIGKILL at random moments of a real job, in forked children so that no time is lost in imports."""
+    monkeypatch.setattr(batch, "PART_SECONDS", 0.0)
+    pairs = write_pairs(tmp_path / "p.jsonl", 400)
+    (tmp_path / "p.jsonl").open("a").write("not json\n")
+    out = tmp_path / "out"
+    rng = random.Random(0)
+    killed = 0
+    explainer.explain("a", "b")
+    while killed < 20:
+        child = os.fork()
+        if child == 0:  # pragma: no cover: it is killed
+            try:
+                batch.run(pairs, out, explainer, window=4, resume=True)
+            finally:
+                os._exit(0)
+        time.sleep(rng.uniform(0.0, 0.25))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            break
+        killed += 1
+    assert killed >= 20
+    before = json.loads((out / "_job.json").read_text())["done"]
+    assert before < 401  # otherwise nothing was tested
+    found = batch.run(pairs, out, explainer, window=4, resume=True)
+    assert found.done == 401
+    rows = read(out)
+    assert [row["row"] for row in rows] == list(range(1, 401))
+    assert [row["row"] for row in pq.read_table(out / "_errors").to_pylist()] == [401]
+    whole = tmp_path / "whole"
+    batch.run(pairs, whole, explainer)
+    for one, other in zip(rows, read(whole), strict=True):
+        assert one["score"] == pytest.approx(other["score"], abs=1e-6)
+        np.testing.assert_allclose(one["matrix"], other["matrix"], atol=1e-5)
+    leftovers = [file.name for file in out.iterdir() if file.name.startswith(".") and file.name != ".lock"]
+    assert leftovers == []
+
+
+def test_the_command_killed_and_resumed(tmp_path, folders):
+    pairs = write_pairs(tmp_path / "p.jsonl", 300)
+    options = [pairs, tmp_path / "out", "--model", folders("bert"), "--layer", "-1", "--batch-size", "8"]
+    process = start(*options)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if list((tmp_path / "out").glob("part-*.parquet")):
+            process.kill()
+            break
+        time.sleep(0.01)
+    process.communicate()
+    again = start(*options)
+    _, err = again.communicate()
+    assert again.returncode == 2
+    assert "holds this job already" in err
+    last = start(*options, "--resume")
+    out, err = last.communicate()
+    assert last.returncode == 0, err
+    assert "columns text_a, text_b of" in out
+    assert "written: 300 rows" in out
+    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 301))
+
+
+def test_two_processes_on_one_folder(tmp_path, explainer):
+    from whymatch.files import locked
+
+    pairs = write_pairs(tmp_path / "p.jsonl", 5)
+    (tmp_path / "out").mkdir()
+    with locked(tmp_path / "out"), pytest.raises(BlockingIOError, match="another process is writing to"):
+        batch.run(pairs, tmp_path / "out", explainer)
+    assert batch.run(pairs, tmp_path / "out", explainer).done == 5
+
+
+def test_folders_that_belong_to_something_else(tmp_path, explainer, folders):
+    pairs = write_pairs(tmp_path / "p.jsonl", 5)
+    out = tmp_path / "out"
+    batch.run(pairs, out, explainer)
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    for change, message in (
+        ({"top": 3}, "top was 10, is 3"),
+        ({"words": True}, "words was False, is True"),
+    ):
+        with pytest.raises(ValueError, match=f"belongs to another job: {message}"):
+            batch.run(pairs, out, explainer, resume=True, **change)
+    with pytest.raises(ValueError, match="belongs to another job: settings was"):
+        batch.run(pairs, out, Explainer(folders("bert"), layer=1), resume=True)
+    with pytest.raises(ValueError, match=r"belongs to another job: .*identity was"):
+        batch.run(pairs, out, Explainer(folders("mpnet"), layer=-1), resume=True)
+    (tmp_path / "other").mkdir()
+    other = write_pairs(tmp_path / "other/p.jsonl", 6)
+    with pytest.raises(ValueError, match="belongs to another job: content was"):
+        batch.run(other, out, explainer, resume=True)
+    with pytest.raises(FileExistsError, match="holds this job already, 5 rows of it; go on with --resume"):
+        batch.run(pairs, out, explainer)
+    assert before == {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    assert batch.run(pairs, out, explainer, resume=True).done == 5
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.tex").write_text("")
+    with pytest.raises(FileExistsError, match=r"is not empty \(thesis.tex\), and holds no job"):
+        batch.run(pairs, tmp_path / "full", explainer)
+
+
+def test_a_damaged_job_is_refused(tmp_path, explainer):
+    pairs = write_pairs(tmp_path / "p.jsonl", 5)
+    out = tmp_path / "out"
+    batch.run(pairs, out, explainer)
+    part = out / "part-00000.parquet"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-10])
+    with pytest.raises(ValueError, match=r"part-00000.parquet' has [\d,]+ of [\d,]+ bytes"):
+        batch.run(pairs, out, explainer, resume=True)
+    part.write_bytes(whole)
+    record = json.loads((out / "_job.json").read_text())
+    record["parts"][0]["file"] = "../../elsewhere.parquet"
+    (out / "_job.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"names '../../elsewhere.parquet', which is no part of a job"):
+        batch.run(pairs, out, explainer, resume=True)
+    (out / "_job.json").write_text("{")
+    with pytest.raises(ValueError, match="is damaged"):
+        batch.run(pairs, out, explainer, resume=True)
+
+
+def test_a_full_disk_loses_nothing(tmp_path, explainer, monkeypatch):
+    import errno
+
+    pairs = write_pairs(tmp_path / "p.jsonl", 40)
+    monkeypatch.setattr(batch, "PART_SECONDS", 0.0)
+    write, count = batch._write_part, []
+
+    def full(*args):
+        count.append(1)
+        if len(count) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*args)
+
+    monkeypatch.setattr(batch, "_write_part", full)
+    with pytest.raises(
+        OSError, match=r"the disk is full: the rows that are done in .* are safe; make room, then --resume"
+    ):
+        batch.run(pairs, tmp_path / "out", explainer, window=8)
+    assert json.loads((tmp_path / "out/_job.json").read_text())["done"] == 16
+    monkeypatch.setattr(batch, "_write_part", write)
+    batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True)
+    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 41))
+
+
+def test_an_unwritable_folder(tmp_path, explainer):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot write to"):
+        batch.run(write_pairs(tmp_path / "p.jsonl", 2), tmp_path / "file/out", explainer)
+
+
+def test_damaged_leftovers_of_texts_are_made_again(tmp_path, explainer, monkeypatch):
+    pairs = write_pairs(tmp_path / "p.jsonl", 40)
+    monkeypatch.setattr(batch, "PART_SECONDS", 0.0)
+    commit, count = batch._commit, []
+
+    def stop(*args):
+        commit(*args)
+        count.append(1)
+        if len(count) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(batch, "_commit", stop)
+    with pytest.raises(KeyboardInterrupt):
+        batch.run(pairs, tmp_path / "out", explainer, window=8)
+    shard = next((tmp_path / "out/_texts").glob("*.arrow"))
+    shard.write_bytes(b"damaged")
+    monkeypatch.setattr(batch, "_commit", commit)
+    assert batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True).done == 40
+    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 41))

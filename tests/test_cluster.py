@@ -1,0 +1,113 @@
+"""The same jobs on a local Ray cluster of two nodes, one of whose workers is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from test_batch import read, write_pairs
+
+ray = pytest.importorskip("ray", reason="these need the extra ray: pip install 'whymatch[ray]'")
+pytest.importorskip("ray.data")
+
+from whymatch import Explainer, batch
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes, each with a core of its own."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["OMP_NUM_THREADS"] = "1"
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 120 * 2**20})
+    found.add_node(num_cpus=2, object_store_memory=120 * 2**20)
+    ray.init(address=found.address, log_to_driver=False)
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def explainer(folders):
+    return Explainer(folders("bert"), layer=-1)
+
+
+def test_the_cluster_gives_what_this_process_gives(cluster, explainer, tmp_path):
+    assert len([node for node in ray.nodes() if node["Alive"]]) == 2
+    pairs = write_pairs(tmp_path / "p.jsonl", 60)
+    with pairs.open("a") as file:
+        file.write('not json\n{"text_a": "a", "text_b": "b"}\n')
+    batch.run(pairs, tmp_path / "local", explainer)
+    found = batch.run(
+        pairs, tmp_path / "ray", explainer, window=8, ray=batch.Ray(cluster.address, workers=2, num_cpus=1)
+    )
+    assert (found.done, found.bad) == (62, 1)
+    ours, theirs = read(tmp_path / "local"), read(tmp_path / "ray")
+    assert [row["row"] for row in theirs] == [row["row"] for row in ours]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["score"] == pytest.approx(other["score"], abs=1e-6)
+        assert one["tokens_b"] == other["tokens_b"]
+        np.testing.assert_allclose(one["matrix"], other["matrix"], atol=1e-6)
+    assert pq.read_table(tmp_path / "ray/_errors")["row"].to_pylist() == [61]
+
+
+def test_a_worker_that_is_killed_is_replaced(cluster, explainer, tmp_path):
+    pairs = write_pairs(tmp_path / "p.jsonl", 400)
+    killed: list[int] = []
+    done = threading.Event()
+
+    def kill_one():
+        import psutil
+
+        while not done.is_set() and not killed:
+            for process in psutil.process_iter(["cmdline"]):
+                line = " ".join(process.info["cmdline"] or [])
+                if "ray::" in line and ("MapWorker" in line or "Worker" in line):
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed.append(process.pid)
+                    return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    try:
+        batch.run(pairs, tmp_path / "out", explainer, window=4, ray=batch.Ray(cluster.address, workers=2))
+    finally:
+        done.set()
+        thread.join()
+    assert killed
+    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 401))
+
+
+def test_a_job_goes_on_from_one_engine_to_the_other(cluster, explainer, tmp_path, monkeypatch):
+    pairs = write_pairs(tmp_path / "p.jsonl", 60)
+    monkeypatch.setattr(batch, "PART_SECONDS", 0.0)
+    commit, count = batch._commit, []
+
+    def stop(*args):
+        commit(*args)
+        count.append(1)
+        if len(count) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(batch, "_commit", stop)
+    with pytest.raises(KeyboardInterrupt):
+        batch.run(pairs, tmp_path / "out", explainer, window=8)
+    monkeypatch.setattr(batch, "_commit", commit)
+    assert json.loads((tmp_path / "out/_job.json").read_text())["done"] == 16
+    batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True, ray=batch.Ray(cluster.address, workers=2))
+    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 61))

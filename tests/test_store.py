@@ -1,0 +1,230 @@
+"""Decompositions on disk, and search that explains itself."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from whymatch import Explainer, models
+from whymatch.index import Index
+from whymatch.store import MANIFEST, Store
+
+TEXTS = [
+    "The coffee is not good.",
+    "This is bad coffee, and nobody drank it.",
+    "A man is slicing bread.",
+    "Two dogs run across the snowy field towards a child.",
+    "Stocks fell on Monday; naïve café ☕ 中文.",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def explainer(folders):
+    return Explainer(folders("bert"), layer=2)
+
+
+@pytest.fixture
+def store(explainer, tmp_path):
+    found = Store.create(tmp_path / "store", explainer.settings, "identity", 16)
+    found.append(explainer.decompose(TEXTS[:4]))
+    found.append(explainer.decompose(TEXTS[4:]))
+    return found
+
+
+def test_what_is_stored_comes_back_to_the_bit(store, explainer):
+    again = Store.open(store.folder)
+    assert len(again) == len(TEXTS)
+    assert list(again.texts()) == TEXTS
+    for i, dec in enumerate(explainer.decompose(TEXTS)):
+        found = again[i]
+        for name in ("text", "tokens", "offsets", "kinds", "truncated", "unit", "mode", "nodes", "settings"):
+            assert getattr(found, name) == getattr(dec, name), name
+        for name in ("contributions", "embedding", "reference", "shares"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(dec, name).astype(np.float32), err_msg=name)
+        assert again.text(i) == TEXTS[i]
+    a, b = again[0], again[1]
+    why, direct = Explainer.pair(a, b), explainer.explain(TEXTS[0], TEXTS[1])
+    np.testing.assert_allclose(why.matrix, direct.matrix, atol=1e-6)
+    np.testing.assert_array_equal(
+        np.concatenate(list(again.embeddings())), [again[i].embedding for i in range(len(TEXTS))]
+    )
+    with pytest.raises(IndexError, match="text 6 is out of range: the store has 6"):
+        again[6]
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-6), ("float16", 2e-3), ("int8", 2e-2)])
+def test_smaller_numbers_cost_little_and_say_how_much(explainer, tmp_path, precision, bound):
+    store = Store.create(tmp_path / "s", explainer.settings, "", 16, precision)
+    decs = explainer.decompose(TEXTS[:2])
+    store.append(decs)
+    exact, found = Explainer.pair(*decs), Explainer.pair(store[0], store[1])
+    assert found.score == pytest.approx(exact.score, abs=1e-6)  # from embeddings, which are kept as they are
+    size = np.abs(exact.matrix).max()
+    assert np.abs(found.matrix - exact.matrix).max() <= bound * size
+    assert found.error == pytest.approx(abs(found.score - found.matrix.sum()))
+    with pytest.raises(ValueError, match="precision='int4' is not known; choose one of float32, float16, int8"):
+        Store.create(tmp_path / "t", explainer.settings, "", 16, "int4")
+
+
+def test_damage_is_found_and_named(store):
+    shard = store.folder / "00000.arrow"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match=r"00000.arrow' has [\d,]+ of [\d,]+ bytes; build the store again"):
+        Store.open(store.folder)
+    shard.write_bytes(b"\0" * len(whole))
+    with pytest.raises(ValueError, match=r"00000.arrow' is damaged"):
+        Store.open(store.folder)[0]
+    shard.unlink()
+    with pytest.raises(ValueError, match=r"00000.arrow' is missing"):
+        Store.open(store.folder)
+    manifest = store.folder / MANIFEST
+    content = json.loads(manifest.read_text())
+    for change, message in (
+        ({"format": "other"}, "is not the manifest of a whymatch store"),
+        ({"version": 9}, "is a store of version 9; this whymatch reads 1"),
+        ({"settings": {"model": "x"}}, "is damaged"),
+        (
+            {"shards": [{"file": "../../secret.arrow", "texts": 1, "bytes": 1}]},
+            r"names '../../secret.arrow', which is no",
+        ),
+        ({"shards": [{"file": "/etc/passwd", "texts": 1, "bytes": 1}]}, r"names '/etc/passwd', which is no shard"),
+    ):
+        manifest.write_text(json.dumps(content | change))
+        with pytest.raises(ValueError, match=message):
+            Store.open(store.folder)
+    manifest.write_text("{")
+    with pytest.raises(ValueError, match="is damaged"):
+        Store.open(store.folder)
+    manifest.unlink()
+    with pytest.raises(FileNotFoundError, match="there is no store in"):
+        Store.open(store.folder)
+
+
+def test_a_store_is_not_made_over_another(store, explainer):
+    with pytest.raises(FileExistsError, match="holds a store already"):
+        Store.create(store.folder, explainer.settings, "", 16)
+
+
+def test_the_identity_of_a_model_is_that_of_its_weights(load):
+    one = models.identity(load())
+    model = load()
+    model.encode(TEXTS)  # which sets the tokenizer's padding
+    assert models.identity(model) == one
+    model[0].auto_model.embeddings.word_embeddings.weight.data[3, 3] += 1e-3
+    assert models.identity(model) != one
+    assert models.identity(load("roberta")) != one
+
+
+# --- the index ---
+
+
+@pytest.fixture
+def index(explainer, tmp_path):
+    return Index.build(TEXTS[:5], tmp_path / "index", explainer)
+
+
+def test_search_gives_the_models_own_ranking_and_reasons(index, explainer):
+    found = Index.open(index.store.folder).search("bad coffee", top=3)
+    ranked = explainer.rank("bad coffee", TEXTS[:5], top=3)
+    assert [hit.index for hit in found.hits] == [hit.index for hit in ranked.hits]
+    assert found.searched == 5
+    for hit, other in zip(found.hits, ranked.hits, strict=True):
+        assert hit.score == pytest.approx(other.score, abs=1e-6)
+        assert hit.document == other.document
+        assert hit.explanation.error <= 1e-3
+        np.testing.assert_allclose(hit.explanation.matrix, other.explanation.matrix, atol=2e-3)
+    assert "bad coffee" in found.to_html()
+
+
+def test_dot_products_are_searched_as_such(folders, tmp_path):
+    explainer = Explainer(folders("dot"), layer=-1)
+    index = Index.build(TEXTS[:5], tmp_path / "i", explainer)
+    ranked = explainer.rank("bad coffee", TEXTS[:5], top=5)
+    assert [hit.index for hit in index.search("bad coffee", top=5).hits] == [hit.index for hit in ranked.hits]
+
+
+def test_documents_are_added(index):
+    opened = Index.open(index.store.folder)
+    assert opened.add(["Nobody came to the party."]) == 1
+    again = Index.open(index.store.folder)
+    assert len(again) == 6
+    assert again.search("Nobody came to the party.", top=1).hits[0].index == 5
+
+
+def test_another_model_or_layer_is_refused(index, folders):
+    with pytest.raises(ValueError, match=r"was made otherwise: the model is .* there, and .* here has other weights"):
+        Index.open(index.store.folder, model=str(folders("mpnet")))
+    manifest = index.store.folder / MANIFEST
+    content = json.loads(manifest.read_text())
+    store = Store.open(index.store.folder)
+    other = Explainer(folders("bert"), layer=1)
+    with pytest.raises(ValueError, match="layer is 2 there and 1 here"):
+        store.check(other.settings, content["identity"])
+
+
+def test_a_model_that_moved_is_the_same_model(index, folders, tmp_path):
+    import shutil
+
+    shutil.copytree(folders("bert"), tmp_path / "elsewhere")
+    found = Index.open(index.store.folder, model=str(tmp_path / "elsewhere")).search("bad coffee", top=1)
+    assert found.hits[0].explanation.error <= 1e-3
+
+
+def test_what_cannot_be_searched(index, explainer, tmp_path):
+    with pytest.raises(ValueError, match="top=0 is not a number of hits"):
+        index.search("x", top=0)
+    with pytest.raises(ValueError, match="is empty: add documents to it first"):
+        Index.build([], tmp_path / "empty", explainer).search("x")
+
+
+def test_two_writers_do_not_meet(index):
+    from whymatch.files import locked
+
+    with locked(index.store.folder), pytest.raises(BlockingIOError, match="another process is writing to"):
+        Index.open(index.store.folder).add(["one more"])
+    assert Index.open(index.store.folder).add(["one more"]) == 1
+
+
+def test_a_hit_reads_its_own_rows_and_takes_no_time(folders, tmp_path):
+    """Compared with the time of the product itself, so that a slow machine does not matter."""
+    explainer = Explainer(folders("bert"), layer=-1)
+    documents = ["coffee " * 20 + str(i) for i in range(40)]
+    index = Index.open(Index.build(documents, tmp_path / "i", explainer).store.folder)
+    (query,) = explainer.decompose(["bad coffee"])
+    pages = index.store[7].contributions
+    assert not pages.flags.owndata  # a view of the file
+    assert not pages.flags.writeable
+    times = []
+    for i in range(30):
+        start = time.perf_counter()
+        Explainer.pair(query, index.store[i])
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[len(times) // 2] < 0.02  # a loose bound: the benchmark has the millisecond
+
+
+def test_the_command_line(whymatch, tmp_path, folders):
+    (tmp_path / "docs.txt").write_text("\n".join(TEXTS[:4]))
+    (tmp_path / "more.jsonl").write_text(json.dumps({"text": "Bread and coffee."}))
+    folder = str(tmp_path / "index")
+    out, _ = whymatch("index", "build", str(tmp_path / "docs.txt"), folder, "--precision", "float16")
+    assert f"written: 4 documents to {folder}" in out
+    out, _ = whymatch("index", "add", str(tmp_path / "more.jsonl"), folder, model=False)
+    assert "1 documents" in out
+    assert "5 in all" in out
+    page, saved = tmp_path / "hits.html", tmp_path / "hits.json"
+    options = ["--top", "2", "--html", str(page), "--json", str(saved)]
+    out, _ = whymatch("index", "search", "bad coffee", folder, *options, model=False)
+    assert "coffee" in out
+    assert "<script" in page.read_text()
+    assert len(json.loads(saved.read_text())["hits"]) == 2
+    _, err = whymatch("index", "search", "bad coffee", str(tmp_path), code=2, model=False)
+    assert "there is no store in" in err
+    _, err = whymatch("index", "build", str(tmp_path / "docs.txt"), folder, code=2)
+    assert "holds a store already" in err
+    _, err = whymatch("index", "search", "x", folder, "--model", str(folders("mpnet")), code=2, model=False)
+    assert "has other weights" in err

@@ -1,0 +1,292 @@
+"""The paper's studies: by hand on known matrices, and from end to end on a few pairs that were written for it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from whymatch import Explainer, studies
+from whymatch.explanation import Explanation
+from whymatch.quadrature import RULES
+from whymatch.studies import accuracy, cumulative, distribution, failures, pos, report
+from whymatch.studies.setting import Setting
+from whymatch.studies.taggers import TAGGERS, get_tagger, universal
+from whymatch.tables import read_scored_pairs
+from whymatch.training import adjust
+
+PAIRS = Path(__file__).parent / "data/pairs.csv"
+
+
+@pytest.fixture(scope="module")
+def why(folders):
+    return Explainer(folders("bert"), layer=-1).explain("The coffee is not good.", "This is bad coffee.")
+
+
+def known(why: Explanation, matrix, score: float | None = None) -> Explanation:
+    """An explanation with a matrix of our own, and tokens that are words."""
+    matrix = np.array(matrix, float)
+    names = [tuple(f"{letter}{i}" for i in range(size)) for letter, size in zip("ab", matrix.shape, strict=True)]
+    spans = [tuple((3 * i, 3 * i + 2) for i in range(size)) for size in matrix.shape]
+    return replace(
+        why,
+        text_a=" ".join(names[0]),
+        text_b=" ".join(names[1]),
+        matrix=matrix,
+        score=float(matrix.sum() if score is None else score),
+        tokens_a=names[0],
+        tokens_b=names[1],
+        offsets_a=spans[0],
+        offsets_b=spans[1],
+        kinds_a=("text",) * matrix.shape[0],
+        kinds_b=("text",) * matrix.shape[1],
+        effects_a=np.zeros(matrix.shape[0]),
+        effects_b=np.zeros(matrix.shape[1]),
+    )
+
+
+def test_distribution_of_known_matrices(why):
+    one = known(why, [[0.1, -0.2], [0.3, 9.0]])
+    two = replace(known(why, [[-0.1, 0.05]]), kinds_b=("text", "special"))
+    found = distribution.histogram([one, two])
+    assert found["entries"] == 6
+    assert found["share_negative"] == pytest.approx(2 / 6)
+    assert found["share_negative_without_special_tokens"] == pytest.approx(2 / 5)
+    assert found["root_mean_square"] == pytest.approx(math.sqrt((0.01 + 0.04 + 0.09 + 81 + 0.01 + 0.0025) / 6))
+    counts = dict(zip(distribution.EDGES.round(3).tolist(), found["counts"], strict=False))
+    assert sum(found["counts"]) == 6
+    assert found["counts"][-1] == 2  # 0.3 and 9.0, beyond the edge
+    assert counts[-0.2] == 1
+
+
+def test_cumulative_shares_of_a_known_matrix(why):
+    matrix = np.zeros((10, 10))
+    matrix.flat[:4] = [4.0, -2.0, 1.0, -1.0]
+    curve = cumulative.curve(known(why, matrix))  # the score is 2
+    assert curve[:6].tolist() == [0.0, 2.0, 1.0, 1.5, 1.0, 1.0]
+    assert curve[-1] == 1
+
+
+def test_where_a_deviation_becomes_small():
+    shares = cumulative.SHARES
+    up, down = 1 + 0.5 * (1 - shares), 1 - 0.5 * (1 - shares)  # the deviation is half of what is left
+    found = cumulative.summary(np.stack([up, down]))
+    assert found["mean"] == pytest.approx([1.0] * 101)
+    assert found["std"][0] == pytest.approx(0.5)
+    assert found["steady_from"] == pytest.approx({"0.05": 0.9, "0.02": 0.96})
+    assert found["top_5_percent"] == pytest.approx({"mean": 1.0, "std": 0.475, "median": 1.0})
+    assert cumulative.summary(np.ones((2, 101)))["steady_from"] == {"0.05": 0.0, "0.02": 0.0}
+
+
+def test_relations_of_known_words(why):
+    tags = {"a0": "NOUN", "a1": "VERB", "b0": "NOUN", "b1": "DET"}
+
+    def tagger(words):
+        return [tags[word] for word in words]
+
+    explanation = known(why, [[0.6, 0.1], [0.2, -0.4]], score=0.5)
+    pairs = pos.tagged([explanation], tagger, "sum")
+    ((values, a, b, score),) = pairs
+    assert values.tolist() == [[0.6, 0.1], [0.2, -0.4]]
+    assert (a, b, score) == (("NOUN", "VERB"), ("NOUN", "DET"), 0.5)
+    assert pos.relations(a, b).tolist() == [["NOUN–NOUN", "DET–NOUN"], ["NOUN–VERB", "DET–VERB"]]
+    assert pos.top_shares(pairs, 0.25) == {"NOUN–NOUN": 1}
+    assert pos.top_shares(pairs, 0.5) == {"NOUN–NOUN": 1, "NOUN–VERB": 1}
+    found = pos.summary(pairs)["explained"]
+    assert found["nouns and verbs"] == pytest.approx((0.8 / 0.5, 0))
+    assert found["all words"] == pytest.approx((1.0, 0))
+    assert pos.explained(pairs, pos.most_important) == pytest.approx((1.0, 0))  # round(0.9 · 4) is all four
+    mask = pos.most_important(np.arange(-10.0, 10.0).reshape(4, 5))
+    assert mask.sum() == 18
+    assert not mask.ravel()[[10, 9]].any() or not mask.ravel()[[10, 11]].any()
+
+
+def test_what_drives_failures_by_hand():
+    labels = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+    scores = 2 * labels + 1
+    assert failures.distances(scores, labels) == pytest.approx(np.zeros(5), abs=1e-12)
+    scores[2] += 1
+    far = failures.distances(scores, labels)
+    assert far.argmax() == 2
+    assert far.sum() == pytest.approx(0, abs=1e-9)
+    with pytest.raises(ValueError, match="nothing to do with the labels"):
+        failures.distances(np.ones(5), labels)
+    words = [(np.array([[1.0, 2.0]]), ("NOUN",), ("NOUN", "DET"), 3.0), (np.array([[3.0]]), ("NOUN",), ("NOUN",), 3.0)]
+    assert failures.parts(words, np.array([0, 1])) == {"NOUN–NOUN": 2.0, "DET–NOUN": 1.0}
+
+
+def test_sums_by_values_equal_sums_of_tangents_and_of_attributions(folders):
+    """The error of a rule is the same, whether all tokens' attributions are summed or only the whole path's speed."""
+    explainer = Explainer(folders("bert"), layer=1, tolerance=1e-6)
+    texts = ["The coffee is not good.", "This is bad coffee."]
+    paths, off = accuracy.paths_of(explainer, texts)
+    assert off < 1e-8
+    assert max(path.left_out for path in paths.values()) < 1e-8
+    for rule, n in (("right", 10), ("right", 49), ("gauss", 6)):
+        direct = Explainer(folders("bert"), layer=1, tolerance=1e-6, rule=rule, steps=n, fold_reference=False).explain(
+            *texts
+        )
+        (error,) = accuracy.errors([(paths[texts[0]], paths[texts[1]])], rule, n, "cosine")
+        assert error == pytest.approx(direct.error, abs=1e-6)
+    assert accuracy.errors([(paths[texts[0]], paths[texts[1]])], "gauss", 64, "cosine")[0] < 1e-7
+
+
+def test_the_paths_total_of_a_known_curve():
+    """A path whose speed is known: right endpoints of t² have the error that the formula says."""
+    points = np.sin(np.pi * np.arange(accuracy.INTERVALS + 1) / accuracy.INTERVALS / 2) ** 2
+    from whymatch.quadrature import USUAL
+
+    alpha = USUAL.to_path(points)[0]
+    path = accuracy.Path(np.stack([alpha**3 / 3, alpha], axis=1))
+    n = 20
+    assert path.total("right", n) == pytest.approx([np.mean((np.arange(1, n + 1) / n) ** 2), 1], abs=1e-9)
+    assert path.total("gauss", 24) == pytest.approx([1 / 3, 1], abs=1e-9)
+    assert RULES["right"].order == 1
+
+
+def test_tags_are_universal():
+    words = (("NNS", "dogs"), ("VBZ", "runs"), (".", "."), ("$", "$"), ("?", "x"))
+    assert [universal(tag, word) for tag, word in words] == ["NOUN", "VERB", "PUNCT", "SYM", "X"]
+    with pytest.raises(ValueError, match="there is no tagger 'brown'; choose one of hanta, spacy, flair"):
+        get_tagger("brown")
+
+
+@pytest.mark.parametrize("name", TAGGERS)
+def test_taggers_that_are_here(name):
+    try:
+        tagger = get_tagger(name)
+    except ModuleNotFoundError as error:
+        assert f"the tagger {name!r} is not here" in str(error)  # noqa: PT017 what it says is what is tested
+        pytest.skip(str(error))
+    assert tagger(["Two", "dogs", "run", "."]) == ["NUM", "NOUN", "VERB", "PUNCT"]
+    assert tagger([]) == []
+
+
+@pytest.fixture(scope="module")
+def models(folders, tmp_path_factory):
+    """An encoder as it is, and the same adjusted."""
+    from sentence_transformers import SentenceTransformer
+
+    folder = tmp_path_factory.mktemp("models") / "adjusted"
+    adjust(SentenceTransformer(str(folders("bert")), device="cpu")).save_pretrained(str(folder))
+    return [str(folders("bert")), str(folder)]
+
+
+def setting(models, out, **changes):
+    options = {"pairs": 8, "layers": [1, 2, 3], "device": "cpu"} | changes
+    return Setting(models, read_scored_pairs(PAIRS), out, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(models, tmp_path_factory):
+    """All studies, run once."""
+    pytest.importorskip("HanTa", reason="the tagger needs the extra pos: pip install 'whymatch[pos]'")
+    chosen = setting(models, tmp_path_factory.mktemp("studies"))
+    return chosen, {name: studies.run(name, chosen) for name in studies.NAMES}
+
+
+@pytest.mark.parametrize("name", studies.NAMES)
+def test_every_study_from_end_to_end(finished, name):
+    chosen, results = finished
+    found = json.loads((chosen.out / f"{name}.json").read_text())
+    assert found["inputs"]["pairs"] == 8
+    assert found["machine"]["cores"] >= 1
+    assert results[name].compared
+    for file in found["figures"].values():
+        drawing = (chosen.out / file).read_text()
+        assert drawing.count("<svg") == 1
+        assert len(drawing) < 1_000_000
+    text = json.dumps(found["numbers"])
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    for subject in chosen.subjects:
+        assert subject.label in text
+
+
+def test_their_numbers_agree_with_what_the_explainer_gives(finished):
+    chosen, results = finished
+    subject = chosen.subjects[0]
+    whys = list(Explainer(subject.model, layer=2).explain_many(chosen.pairs))
+    values = np.concatenate([why.matrix.ravel() for why in whys])
+    found = results["distribution"].numbers[subject.label]["2"]
+    assert found["entries"] == values.size
+    assert found["share_negative"] == pytest.approx((values < 0).mean(), abs=2e-2)
+    curves = np.stack([cumulative.curve(why) for why in whys])
+    assert results["cumulative"].numbers[subject.label]["2"]["mean"] == pytest.approx(curves.mean(0), abs=0.2)
+    errors = results["accuracy"].numbers[subject.label]["layers"]["1"]
+    assert errors["right"]["mean"][-1] < errors["right"]["mean"][3]
+    assert errors["gauss"]["reached"]["1e-05"] < 64
+
+
+def test_the_report_is_one_page_that_asks_for_nothing(finished):
+    chosen, results = finished
+    path = report.write(results, chosen)
+    page = path.read_text()
+    assert not re.findall(r'(?:src|href)="(?!#)[^"]*"', re.sub(r'xlink:href="#|xmlns[:\w]*="[^"]*"', "", page))
+    for name, result in results.items():
+        assert f'id="{name}"' in page
+        assert result.title in page
+    assert "77 ± 133 %" in page
+    assert page.count("<svg") == sum(len(result.files) for result in results.values())
+
+
+def test_a_finished_study_is_not_run_again_and_another_setting_is(models, tmp_path, decomposed):
+    first = setting(models[:1], tmp_path, layers=[3])
+    studies.run("distribution", first)
+    assert len(decomposed) == len(set(decomposed)) > 0
+    decomposed.clear()
+    said = []
+    again = setting(models[:1], tmp_path, layers=[3], say=said.append)
+    result = studies.run("distribution", again)
+    assert said == ["distribution: done before"]
+    assert result.numbers == json.loads((tmp_path / "distribution.json").read_text())["numbers"]
+    studies.run("cumulative", again)
+    assert decomposed == []  # the texts are shared
+    studies.run("distribution", setting(models[:1], tmp_path, layers=[2, 3]))
+    assert decomposed  # another layer
+    (tmp_path / "distribution.json").write_text("{")
+    assert studies.run("distribution", first).numbers == result.numbers
+
+
+def test_an_interrupted_study_goes_on_where_it_was(models, tmp_path, monkeypatch, decomposed):
+    from whymatch.studies import setting as module
+
+    monkeypatch.setattr(module, "AT_ONCE", 4)
+    chosen = setting(models[:1], tmp_path, layers=[3])
+    texts = {text for pair in chosen.pairs for text in pair}
+    append, count = module.Store.append, []
+
+    def fail(self, decs):
+        count.append(1)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        append(self, decs)
+
+    monkeypatch.setattr(module.Store, "append", fail)
+    with pytest.raises(KeyboardInterrupt):
+        studies.run("distribution", chosen)
+    assert not (tmp_path / "distribution.json").exists()
+    decomposed.clear()
+    studies.run("distribution", setting(models[:1], tmp_path, layers=[3]))
+    assert len(decomposed) == len(texts) - 8
+
+
+def test_the_command_line(whymatch, models, tmp_path):
+    out, _ = whymatch(
+        "study", "layers", "--data", str(PAIRS), "--out", str(tmp_path / "out"), "--model", models[0], model=False
+    )
+    assert "12 pairs from pairs.csv" in out
+    assert "“poorly” in total" in out
+    assert "layers-1.svg" in out
+    _, err = whymatch("study", "nothing", "--data", str(PAIRS), "--out", str(tmp_path), code=2, model=False)
+    assert "there is no study 'nothing'; choose one of performance" in err
+    options = ["--data", str(PAIRS), "--out", str(tmp_path / "out"), "--model", models[0]]
+    _, err = whymatch("study", "layers", *options, "--layers", "a", code=2, model=False)
+    assert "--layers 'a' is not a list of numbers" in err
+    _, err = whymatch("study", "layers", *options, "--layers", "9", code=2, model=False)
+    assert "layer=9 is out of range" in err
