@@ -66,8 +66,8 @@ def decomposed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     original = Bucket.decompose
 
-    def decompose(self, numbers):
-        seen.extend(self.sides[i]["text"] for i in numbers)
+    def decompose(self, numbers=None):
+        seen.extend(self.sides[i]["text"] for i in (range(len(self.sides)) if numbers is None else numbers))
         return original(self, numbers)
 
     monkeypatch.setattr(Bucket, "decompose", decompose)

@@ -154,7 +154,8 @@ def test_killed_twenty_times_it_ends_with_every_row_once(tmp_path, explainer, mo
     """SIGKILL at random moments of a real job, in forked children so that no time is lost in imports."""
     monkeypatch.setattr(batch, "PART_SECONDS", 0.0)
     pairs = write_pairs(tmp_path / "p.jsonl", 400)
-    (tmp_path / "p.jsonl").open("a").write("not json\n")
+    with pairs.open("a") as file:
+        file.write("not json\n")
     out = tmp_path / "out"
     rng = random.Random(0)
     killed = 0

@@ -113,7 +113,7 @@ class Cell:
                 except (TypeError, ValueError) as error:
                     self.bad = str(error)
                     return
-            self.pair = (found[0], found[1])
+            self.pair = (str(found[0]), str(found[1]))
 
 
 def run(
@@ -174,7 +174,7 @@ def run(
             for cell, found in explained:
                 if isinstance(found, str):
                     content = json.dumps(cell.cells, ensure_ascii=False, default=str)
-                    bad.append({"row": cell.number, "reason": found, "content": content[:10_000]})
+                    bad.append({"row": cell.number, "reason": _plain(found), "content": _plain(content[:10_000])})
                 else:
                     part.append(found)
             waiting += len(explained)
@@ -220,7 +220,7 @@ class Local:
     def _explained(self, cells: Sequence[Cell]) -> dict[int, Any]:
         try:
             decs = self._decomposed([text for cell in cells for text in cell.pair])
-        except (ValueError, TypeError, ArithmeticError) as error:
+        except (ValueError, ArithmeticError) as error:
             if len(cells) == 1:
                 return {cells[0].number: str(error)}
             # One of them is the cause: halves find it soon.
@@ -379,6 +379,11 @@ def _told(out: Path) -> Iterator[None]:
 
 
 # --- the file ---
+
+
+def _plain(text: str) -> str:
+    """Without what cannot be written: half a character, as a broken file has them."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _windows(cells: Iterable[Cell], size: int) -> Iterator[list[Cell]]:

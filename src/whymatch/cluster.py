@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ class Cluster:
         self, ray: Ray, explainer: Explainer, repeated: NDArray[np.uint64], words: bool, top: int, window: int
     ) -> None:
         try:
-            import ray as _ray  # noqa: F401
-            import ray.data
+            import_module("ray.data")
         except ImportError as error:
             raise ModuleNotFoundError(
                 f"this engine needs the extra ray ({error}): pip install 'whymatch[ray]'"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +40,7 @@ class Table:
     headed: bool  # whether the file itself names its columns
 
     @classmethod
-    def open(cls, path: str | Path, named: Sequence[str] | None = None) -> Table:
+    def open(cls, path: str | os.PathLike[str], named: Sequence[str] | None = None) -> Table:
         """Look at a file's beginning; ``named`` are columns that somebody says it has."""
         path = Path(path)
         if not path.is_file():

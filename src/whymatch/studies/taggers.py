@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -24,11 +24,23 @@ PENN = {
 }  # fmt: skip
 
 
-def universal(penn: str, word: str) -> str:
-    """A universal tag for a tag of the Treebank; marks without letters and digits are punctuation."""
+# The tags of the British National Corpus, which HanTa speaks; those of verbs of their own are in the code below.
+CLAWS = {
+    "AJ0": "ADJ", "AJC": "ADJ", "AJS": "ADJ", "AT0": "DET", "AV0": "ADV", "AVP": "ADP", "AVQ": "ADV", "CJC": "CCONJ",
+    "CJS": "SCONJ", "CJT": "SCONJ", "CRD": "NUM", "DPS": "PRON", "DT0": "DET", "DTQ": "DET", "EX0": "PRON", "IN": "ADP",
+    "ITJ": "INTJ", "NN": "NOUN", "NN0": "NOUN", "NN1": "NOUN", "NN2": "NOUN", "NP0": "PROPN", "ORD": "ADJ",
+    "PNI": "PRON", "PNP": "PRON", "PNQ": "PRON", "PNX": "PRON", "POS": "PART", "PRF": "ADP", "PRP": "ADP",
+    "TO0": "PART", "VM0": "AUX", "XX0": "PART",
+}  # fmt: skip
+
+
+def universal(tag: str, word: str, tags: Mapping[str, str] = PENN) -> str:
+    """A universal tag for one of another set; marks without letters and digits are punctuation."""
     if not any(character.isalnum() for character in word):
         return "SYM" if word in {"$", "%", "+", "=", "<", ">", "€", "£", "#"} else "PUNCT"
-    return PENN.get(penn.split("|")[0], "X")
+    if tags is CLAWS and tag.startswith("V") and tag not in tags:
+        return "VERB" if tag.startswith("VV") else "AUX"  # the others are forms of be, do and have
+    return tags.get(tag.split("|")[0], "X")
 
 
 class HanTa:
@@ -44,9 +56,8 @@ class HanTa:
     def __call__(self, words: Sequence[str]) -> list[str]:
         if not words:
             return []
-        return [
-            universal(found[2], word) for word, found in zip(words, self._tagger.tag_sent(list(words)), strict=True)
-        ]
+        found = self._tagger.tag_sent(list(words))
+        return [universal(one[2], word, CLAWS) for word, one in zip(words, found, strict=True)]
 
 
 class SpaCy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -56,14 +57,15 @@ def embed(model: Any, columns: Sequence[dict[str, Any]]) -> list[Tensor]:
     lengths = merged["attention_mask"].sum(1)
     order = lengths.argsort()
     found = []
-    for rows in order.split(TOGETHER):
+    for rows in order.tensor_split(-(-len(order) // TOGETHER)):
         longest = int(lengths[rows].max())
         features = {
             name: value[rows, :longest] if isinstance(value, Tensor) else value for name, value in merged.items()
         }
         found.append(model(features)["sentence_embedding"])
     embeddings = torch.cat(found)[order.argsort()]
-    return list(embeddings.split([len(features["input_ids"]) for features in columns]))
+    ends = list(accumulate(len(features["input_ids"]) for features in columns))
+    return list(embeddings.tensor_split(ends[:-1]))
 
 
 def _merged(model: Any, columns: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
