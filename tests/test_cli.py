@@ -71,6 +71,14 @@ def test_an_unknown_model_is_code_2(whymatch):
     assert "cannot load the model 'acme/nothing'" in err
 
 
+def test_a_page_of_words_can_be_turned_to_tokens(whymatch, tmp_path):
+    page = tmp_path / "why.html"
+    whymatch("explain", "The coffee is unbelievably bad.", "bad coffee", "--layer", "-1", "--words", "--html", str(page))
+    content = page.read_text()
+    assert '"begin": "words"' in content
+    assert '"##' in content  # the tokens are there too
+
+
 @pytest.mark.filterwarnings("default")
 def test_a_missed_tolerance_is_said_on_standard_error(whymatch, monkeypatch):
     from whymatch import quadrature

@@ -26,8 +26,8 @@ STEPS = {
     "gauss": (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64),
 }
 REACHED = (1e-2, 1e-3, 1e-5)
-PAIRS = 100  # of the setting's pairs
-INTERVALS = 256  # of a path: its last terms are those of rounding
+PAIRS = 50  # of the setting's pairs
+INTERVALS = 128  # of a path: what its polynomial leaves out is recorded
 CHECKED = 4  # texts whose sums are also computed from tangents
 
 
