@@ -73,7 +73,9 @@ def test_an_unknown_model_is_code_2(whymatch):
 
 def test_a_page_of_words_can_be_turned_to_tokens(whymatch, tmp_path):
     page = tmp_path / "why.html"
-    whymatch("explain", "The coffee is unbelievably bad.", "bad coffee", "--layer", "-1", "--words", "--html", str(page))
+    whymatch(
+        "explain", "The coffee is unbelievably bad.", "bad coffee", "--layer", "-1", "--words", "--html", str(page)
+    )
     content = page.read_text()
     assert '"begin": "words"' in content
     assert '"##' in content  # the tokens are there too

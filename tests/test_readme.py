@@ -32,6 +32,16 @@ def test_the_python_runs_and_says_what_it_says(minilm, tmp_path, monkeypatch):  
         exec(code, names)
 
 
+def test_the_python_of_the_training_page_runs(minilm):  # noqa: ARG001
+    content = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", content, re.DOTALL)
+    names: dict = {}
+    exec(code, names)
+    why = names["why"]
+    assert max(abs(why.effects_a).max(), abs(why.effects_b).max(), abs(why.constant)) < 1e-6
+    assert abs(why.matrix.sum() - why.score) < 1e-3
+
+
 def test_the_commands_run(minilm, tmp_path):  # noqa: ARG001
     lines = [line for language, code in BLOCKS if language == "sh" for line in code.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines if line.startswith("whymatch")]

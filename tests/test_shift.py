@@ -10,7 +10,7 @@ import pytest
 import torch
 import zoo
 
-from whymatch import Explainer
+from whymatch import Explainer, training
 from whymatch.inputs import Reading
 from whymatch.models import load as load_model
 from whymatch.reference import reference_features
@@ -190,7 +190,7 @@ def test_saved_and_loaded(load, tmp_path, kind):
     assert [module["type"] for module in listed] == ["whymatch.training.ReferenceShift"]
     for again in (
         SentenceTransformer(str(tmp_path / "model"), device="cpu", trust_remote_code=True),
-        load_model(str(tmp_path / "model"), "cpu")[0],
+        training.load(tmp_path / "model", "cpu"),
     ):
         assert isinstance(again[0], ReferenceShift)
         assert type(again) is SentenceTransformer

@@ -5,12 +5,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whymatch.training.run import Recipe, train
-    from whymatch.training.shift import ReferenceShift, adjust
+    from whymatch.training.shift import ReferenceShift, adjust, load
     from whymatch.training.sts import evaluate_sts
 
-__all__ = ["Recipe", "ReferenceShift", "adjust", "evaluate_sts", "train"]
+__all__ = ["Recipe", "ReferenceShift", "adjust", "evaluate_sts", "load", "train"]
 
-_HOMES = {"Recipe": "run", "ReferenceShift": "shift", "adjust": "shift", "evaluate_sts": "sts", "train": "run"}
+_HOMES = {
+    "Recipe": "run",
+    "ReferenceShift": "shift",
+    "adjust": "shift",
+    "evaluate_sts": "sts",
+    "load": "shift",
+    "train": "run",
+}
 
 
 def __getattr__(name: str) -> Any:

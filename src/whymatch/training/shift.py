@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Hashable, Sequence
 from itertools import chain
 from typing import Any
@@ -12,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
 from torch import Tensor
 
+from whymatch import models
 from whymatch.reference import content_ids
 
 # The one route of the router that a shift is.
@@ -231,6 +233,11 @@ def adjust(model: SentenceTransformer, reference: str = "pad") -> SentenceTransf
                 "transformer and its tokenizer can be adjusted"
             )
     return adjusted
+
+
+def load(folder: str | os.PathLike[str], device: str | None = None) -> SentenceTransformer:
+    """A model from a folder or a hub id, adjusted or not, without trusting any code but whymatch's own."""
+    return models.load(folder, device)[0]
 
 
 def _check_tokenizers(shift: ReferenceShift, reference: str) -> None:
