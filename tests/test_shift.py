@@ -67,8 +67,7 @@ def test_neither_batch_nor_padding_matters(load, kind):
 def test_neither_batch_nor_padding_matters_to_the_real_model(minilm):
     adjusted = adjust(minilm)
     alone = np.stack([adjusted.encode(text) for text in TEXTS])
-    lengths = np.linalg.norm(alone, axis=1)
-    assert (np.linalg.norm(adjust(minilm).encode(TEXTS) - alone, axis=1) <= 1e-6 * lengths).all()
+    np.testing.assert_allclose(adjust(minilm).encode(TEXTS), alone, atol=1e-6)
 
 
 def test_the_reference_itself_is_zero(load):
@@ -276,7 +275,7 @@ def test_its_explanations_have_no_reference_terms(load, kind, similarity):
 
 def test_another_reference_than_its_own_has_terms(load):
     adjusted = adjust(load())
-    why = Explainer(adjusted, reference="mask", fold_reference=False, tolerance=1e-6).explain(*TEXTS[:2])
+    why = Explainer(adjusted, reference="mask", fold_reference=False, tolerance=1e-5).explain(*TEXTS[:2])
     assert abs(why.constant) > 1e-4
     assert why.error <= 1e-5
     own = Explainer(adjust(load(), reference="mask"), reference="mask", fold_reference=False).explain(*TEXTS[:2])

@@ -122,6 +122,8 @@ class ReferenceShift(Router):  # type: ignore[misc]  # the library's types are n
                 for name, value in given.items()
             }
             features["input_ids" if "input_ids" in given else "pixel_values"] = replaced[rows]
+            if len(which) == 1:
+                features = _unpadded(features)
             found: Tensor = super(ReferenceShift, self).forward(features, **options)["sentence_embedding"]
             return found
 
@@ -133,8 +135,8 @@ class ReferenceShift(Router):  # type: ignore[misc]  # the library's types are n
             place = (replaced.device, torch.is_autocast_enabled(replaced.device.type), repr((beside, options)))
             known = self._known.of(self)
             missing = [key for key in distinct if (place, key) not in known]
-            if missing:
-                known |= zip([(place, key) for key in missing], run(missing), strict=True)
+            # One by one: how it rounds may not depend on what else is in the batch, nor on padding.
+            known |= {(place, key): run([key])[0] for key in missing}
             found = torch.stack([known[place, key] for key in distinct])
         number = {key: i for i, key in enumerate(distinct)}
         return found[torch.tensor([number[key] for key in keys], device=found.device)]
@@ -162,6 +164,18 @@ class ReferenceShift(Router):  # type: ignore[misc]  # the library's types are n
         mask = given.get("attention_mask", torch.ones_like(ids))
         rows = zip(replaced.tolist(), mask.tolist(), strict=True)
         return [tuple(token for token, seen in zip(*row, strict=True) if seen) for row in rows], replaced
+
+
+def _unpadded(features: dict[str, Any]) -> dict[str, Any]:
+    """One text's features without the columns that are not attended to."""
+    mask = features.get("attention_mask")
+    if mask is None or bool(mask.all()):
+        return features
+    seen = mask[0].bool()
+    return {
+        name: value[:, seen.to(value.device)] if isinstance(value, Tensor) and value.shape == mask.shape else value
+        for name, value in features.items()
+    }
 
 
 class _Known:
