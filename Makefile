@@ -31,7 +31,7 @@ bench: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[model,web,train,pos,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[model,web,train,pos,ray,dev]'
 	touch $@
 
 clean:
