@@ -81,7 +81,7 @@ def test_a_page_of_words_can_be_turned_to_tokens(whymatch, tmp_path):
     assert '"##' in content  # the tokens are there too
 
 
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("default::UserWarning")
 def test_a_missed_tolerance_is_said_on_standard_error(whymatch, monkeypatch):
     from whymatch import quadrature
 
