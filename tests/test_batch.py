@@ -59,6 +59,7 @@ def test_rows_are_what_explain_gives(explainer, tmp_path):
         assert len(row["top"]) == 3
         best = row["top"][0]
         assert row["matrix"][best["i"]][best["j"]] == pytest.approx(best["value"], abs=1e-6)
+        assert (best["a"], best["b"]) == (why.tokens_a[best["i"]], why.tokens_b[best["j"]])
     assert not (tmp_path / "out/_texts").exists()
 
 
@@ -302,22 +303,37 @@ def test_an_unwritable_folder(tmp_path, explainer):
         batch.run(write_pairs(tmp_path / "p.jsonl", 2), tmp_path / "file/out", explainer)
 
 
-def test_damaged_leftovers_of_texts_are_made_again(tmp_path, explainer, monkeypatch):
+@pytest.mark.parametrize("damage", ["cut", "zeros"])
+def test_damaged_leftovers_of_texts_are_made_again(tmp_path, explainer, interrupted, damage):
     pairs = write_pairs(tmp_path / "p.jsonl", 40)
-    monkeypatch.setattr(batch, "PART_SECONDS", 0.0)
-    commit, count = batch._commit, []
-
-    def stop(*args):
-        commit(*args)
-        count.append(1)
-        if len(count) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(batch, "_commit", stop)
-    with pytest.raises(KeyboardInterrupt):
-        batch.run(pairs, tmp_path / "out", explainer, window=8)
-    shard = next((tmp_path / "out/_texts").glob("*.arrow"))
-    shard.write_bytes(b"damaged")
-    monkeypatch.setattr(batch, "_commit", commit)
-    assert batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True).done == 40
+    interrupted(pairs, tmp_path / "out", explainer, 8)
+    for shard in (tmp_path / "out/_texts").rglob("*.arrow"):
+        shard.write_bytes(b"damaged" if damage == "cut" else b"\0" * shard.stat().st_size)
+    found = batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True)
+    assert (found.done, found.bad) == (40, 0)
     assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 41))
+
+
+def test_queries_and_documents_go_their_own_ways(tmp_path):
+    """A text that is a query in one row and a document in another is two things to an asymmetric model."""
+    import torch
+    import zoo
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Router, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    torch.manual_seed(0)
+    routes = {
+        name: [Transformer(str(zoo.backbone(tmp_path / kind, kind))), Pooling(16, "mean")]
+        for name, kind in (("query", "bert"), ("document", "roberta"))
+    }
+    model = SentenceTransformer(modules=[Router(routes, default_route="document")], device="cpu")
+    explainer = Explainer(model, layer=-1)
+    texts = [("bad coffee", "good bread"), ("good bread", "bad coffee"), ("bad coffee", "bad coffee")]
+    (tmp_path / "p.csv").write_text("text_a,text_b\n" + "".join(f"{a},{b}\n" for a, b in texts))
+    batch.run(tmp_path / "p.csv", tmp_path / "out", explainer, window=1)
+    for row, pair in zip(read(tmp_path / "out"), texts, strict=True):
+        why = explainer.explain(*pair)
+        assert row["score"] == pytest.approx(why.score, abs=1e-6)
+        assert (tuple(row["tokens_a"]), tuple(row["tokens_b"])) == (why.tokens_a, why.tokens_b)
+        np.testing.assert_allclose(row["matrix"], why.matrix, atol=1e-5)

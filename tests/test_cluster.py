@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -93,21 +92,8 @@ def test_a_worker_that_is_killed_is_replaced(cluster, explainer, tmp_path):
     assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 401))
 
 
-def test_a_job_goes_on_from_one_engine_to_the_other(cluster, explainer, tmp_path, monkeypatch):
+def test_a_job_goes_on_from_one_engine_to_the_other(cluster, explainer, tmp_path, interrupted):
     pairs = write_pairs(tmp_path / "p.jsonl", 60)
-    monkeypatch.setattr(batch, "PART_SECONDS", 0.0)
-    commit, count = batch._commit, []
-
-    def stop(*args):
-        commit(*args)
-        count.append(1)
-        if len(count) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(batch, "_commit", stop)
-    with pytest.raises(KeyboardInterrupt):
-        batch.run(pairs, tmp_path / "out", explainer, window=8)
-    monkeypatch.setattr(batch, "_commit", commit)
-    assert json.loads((tmp_path / "out/_job.json").read_text())["done"] == 16
+    interrupted(pairs, tmp_path / "out", explainer, 8)
     batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True, ray=batch.Ray(cluster.address, workers=2))
     assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 61))

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from whymatch import Explainer, Explanation, __version__, models
 from whymatch.decomposition import Decomposition
 from whymatch.files import locked, written_aside
-from whymatch.store import Store
+from whymatch.remembered import Remembered, hash_of
 from whymatch.tables import FIRST, SECOND, Row, Table
 from whymatch.text import check_text
 
@@ -94,7 +94,7 @@ class Progress:
     errors: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Cell:
+class Entry:
     """One row of the file: a pair, or why it is none."""
 
     def __init__(self, row: Row, names: Sequence[str]) -> None:
@@ -158,7 +158,7 @@ def run(
         if progress.done >= progress.rows:
             return progress
         remaining = islice(table.rows(), progress.done, None)
-        windows = _windows((Cell(row, names) for row in remaining), window)
+        windows = _windows((Entry(row, names) for row in remaining), window)
         repeated = _repeated(hashes)
         if ray is None:
             engine: Any = Local(explainer, out / TEXTS, repeated, words, top)
@@ -171,10 +171,10 @@ def run(
         started = time.monotonic()
         waiting = 0
         for explained in engine(windows):
-            for cell, found in explained:
+            for entry, found in explained:
                 if isinstance(found, str):
-                    content = json.dumps(cell.cells, ensure_ascii=False, default=str)
-                    bad.append({"row": cell.number, "reason": _plain(found), "content": _plain(content[:10_000])})
+                    content = json.dumps(entry.cells, ensure_ascii=False, default=str)
+                    bad.append({"row": entry.number, "reason": _plain(found), "content": _plain(content[:10_000])})
                 else:
                     part.append(found)
             waiting += len(explained)
@@ -189,84 +189,75 @@ def run(
 
 
 class Local:
-    """Explains windows of rows in this process; a text that rows share is decomposed once, and kept on the disk."""
+    """Explains windows of rows in this process."""
 
     def __init__(self, explainer: Explainer, folder: Path, repeated: NDArray[np.uint64], words: bool, top: int) -> None:
-        self._explainer = explainer
-        self._repeated = repeated
         self._words = words
         self._top = top
-        self._folder = folder
-        self._store: Store | None = None
-        self._known: dict[int, int] = {}  # where the text of a hash is
-        if folder.exists():
-            self._reopen()
 
-    def _reopen(self) -> None:
-        """Take up what an interrupted run had decomposed; what of it is damaged is decomposed again."""
-        try:
-            self._store = Store.open(self._folder)
-            self._known = {_hash(text): i for i, text in enumerate(self._store.texts())}
-        except (OSError, ValueError):
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._store, self._known = None, {}
+        def wanted(key: int) -> bool:
+            place = int(np.searchsorted(repeated, np.uint64(key)))
+            return place < len(repeated) and int(repeated[place]) == key
 
-    def __call__(self, windows: Iterator[list[Cell]]) -> Iterator[list[tuple[Cell, Any]]]:
+        # An asymmetric model reads a text as a query otherwise than as a document.
+        tasks = ("query", "document") if explainer.asymmetric else (None,)
+        each = [Remembered(explainer, folder / (task or "text"), task, wanted) for task in tasks]
+        self._sides = (each[0], each[-1])
+
+    def __call__(self, windows: Iterator[list[Entry]]) -> Iterator[list[tuple[Entry, Any]]]:
         for window in windows:
-            good = [cell for cell in window if cell.bad is None]
-            found = self._explained(good)
-            yield [(cell, cell.bad if cell.bad is not None else found[cell.number]) for cell in window]
+            found = self._explained([entry for entry in window if entry.bad is None])
+            yield [(entry, entry.bad if entry.bad is not None else found[entry.number]) for entry in window]
 
-    def _explained(self, cells: Sequence[Cell]) -> dict[int, Any]:
-        try:
-            decs = self._decomposed([text for cell in cells for text in cell.pair])
-        except (ValueError, ArithmeticError) as error:
-            if len(cells) == 1:
-                return {cells[0].number: str(error)}
-            # One of them is the cause: halves find it soon.
-            middle = len(cells) // 2
-            return self._explained(cells[:middle]) | self._explained(cells[middle:])
-        return {
-            cell.number: row_of(cell, Explainer.pair(decs[cell.pair[0]], decs[cell.pair[1]]), self._words, self._top)
-            for cell in cells
-        }
+    def _explained(self, entries: Sequence[Entry]) -> dict[int, Any]:
+        """A row of the dataset, or why there is none, for each entry by its number."""
+        known: list[dict[str, Decomposition]] = [{}, {}]
+        bad: dict[str, str] = {}
+        for side in dict.fromkeys(self._sides):
+            sides = [i for i in (0, 1) if self._sides[i] is side]
+            texts = list(dict.fromkeys(entry.pair[i] for entry in entries for i in sides))
+            recalled = {text: dec for text in texts if (dec := side.recall(text)) is not None}
+            derived = _derived(side, [text for text in texts if text not in recalled], bad)
+            side.keep(list(derived.values()))
+            for i in sides:
+                known[i] = recalled | derived
+        rows: dict[int, Any] = {}
+        for entry in entries:
+            (a, b), (left, right) = entry.pair, known
+            wrong = [bad[text] for text, there in ((a, left), (b, right)) if text not in there]
+            rows[entry.number] = wrong[0] if wrong else self._row(entry, left[a], right[b])
+        return rows
 
-    def _decomposed(self, texts: Sequence[str]) -> dict[str, Decomposition]:
-        found: dict[str, Decomposition] = {}
-        missing = []
-        for text in dict.fromkeys(texts):
-            place = self._known.get(_hash(text))
-            if place is not None and self._store is not None:
-                stored = self._store[place]
-                if stored.text == text:  # two texts may have one hash
-                    found[text] = stored
-                    continue
-            missing.append(text)
-        new = self._explainer.decompose(missing) if missing else []
-        found |= zip(missing, new, strict=True)
-        kept = [dec for dec in new if _among(_hash(dec.text), self._repeated) and _hash(dec.text) not in self._known]
-        if kept:
-            if self._store is None:
-                size = len(kept[0].embedding)
-                self._store = Store.create(self._folder, self._explainer.settings, "", size)
-            start = len(self._store)
-            self._store.append(kept)
-            self._known |= {_hash(dec.text): start + i for i, dec in enumerate(kept)}
-        return found
+    def _row(self, entry: Entry, a: Decomposition, b: Decomposition) -> dict[str, Any]:
+        return row_of(entry, Explainer.pair(a, b), self._words, self._top)
 
 
-def row_of(cell: Cell, why: Explanation, words: bool, top: int) -> dict[str, Any]:
+def _derived(side: Remembered, texts: Sequence[str], bad: dict[str, str]) -> dict[str, Decomposition]:
+    """Decompose texts; one that cannot be is named in ``bad``, and takes no other with it."""
+    if not texts:
+        return {}
+    try:
+        return side.derive(texts)
+    except (ValueError, ArithmeticError) as error:
+        if len(texts) == 1:
+            bad[texts[0]] = str(error)
+            return {}
+    middle = len(texts) // 2  # halves find it soon
+    return _derived(side, texts[:middle], bad) | _derived(side, texts[middle:], bad)
+
+
+def row_of(entry: Entry, why: Explanation, words: bool, top: int) -> dict[str, Any]:
     """A row of the dataset."""
     view = why.words() if words else why
     return {
-        "row": cell.number,
+        "row": entry.number,
         "text_a": why.text_a,
         "text_b": why.text_b,
         "score": why.score,
         "error": why.error,
         "tokens_a": list(view.tokens_a),
         "tokens_b": list(view.tokens_b),
-        "top": [pair._asdict() for pair in view.top(top)],
+        "top": [{"a": p.token_a, "b": p.token_b, "value": p.value, "i": p.i, "j": p.j} for p in view.top(top)],
         "matrix": view.matrix.astype(np.float32).tolist(),
     }
 
@@ -386,20 +377,16 @@ def _plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _windows(cells: Iterable[Cell], size: int) -> Iterator[list[Cell]]:
-    iterator = iter(cells)
+def _windows(entries: Iterable[Entry], size: int) -> Iterator[list[Entry]]:
+    iterator = iter(entries)
     while window := list(islice(iterator, size)):
         yield window
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 def _hashes(table: Table, names: Sequence[str]) -> NDArray[np.uint64]:
     """Two numbers for each row, which stand for its texts: a million rows are held in sixteen megabytes."""
     numbers = (
-        _hash(str(row.cells.get(name))) if row.bad is None else row.number for row in table.rows() for name in names
+        hash_of(str(row.cells.get(name))) if row.bad is None else row.number for row in table.rows() for name in names
     )
     return np.fromiter(numbers, np.uint64).reshape(-1, len(names))
 
@@ -408,11 +395,6 @@ def _repeated(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Those that more than one row has, in order."""
     values, counts = np.unique(hashes, return_counts=True)
     return np.asarray(values[counts > 1])
-
-
-def _among(value: int, ordered: NDArray[np.uint64]) -> bool:
-    place = int(np.searchsorted(ordered, np.uint64(value)))
-    return place < len(ordered) and int(ordered[place]) == value
 
 
 def _content(path: Path) -> str:

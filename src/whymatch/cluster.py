@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whymatch import Explainer, models
-from whymatch.batch import SCHEMA, Cell, Local, Ray
+from whymatch.batch import SCHEMA, Entry, Local, Ray
 from whymatch.decomposition import Settings
 from whymatch.tables import Row
 
@@ -42,21 +42,21 @@ class Cluster:
             "top": top,
         }
 
-    def __call__(self, windows: Iterator[list[Cell]]) -> Iterator[list[tuple[Cell, Any]]]:
+    def __call__(self, windows: Iterator[list[Entry]]) -> Iterator[list[tuple[Entry, Any]]]:
         import ray
 
-        cells = [cell for window in windows for cell in window]
-        good = [cell for cell in cells if cell.bad is None]
+        entries = [entry for window in windows for entry in window]
+        good = [entry for entry in entries if entry.bad is None]
         started = not ray.is_initialized()
         if started:
             ray.init(address=self._ray.address, log_to_driver=False, include_dashboard=False)
         try:
-            yield from self._merged(cells, self._results(good) if good else iter(()))
+            yield from self._merged(entries, self._results(good) if good else iter(()))
         finally:
             if started:
                 ray.shutdown()
 
-    def _results(self, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+    def _results(self, entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
         import ray
 
         context = ray.data.DataContext.get_current()
@@ -66,12 +66,12 @@ class Cluster:
         blocks = [
             pa.table(
                 {
-                    "row": [cell.number for cell in cells[i : i + size]],
-                    "a": [cell.pair[0] for cell in cells[i : i + size]],
-                    "b": [cell.pair[1] for cell in cells[i : i + size]],
+                    "row": [entry.number for entry in entries[i : i + size]],
+                    "a": [entry.pair[0] for entry in entries[i : i + size]],
+                    "b": [entry.pair[1] for entry in entries[i : i + size]],
                 }
             )
-            for i in range(0, len(cells), size)
+            for i in range(0, len(entries), size)
         ]
         spare = ray.available_resources()
         cores = int(spare.get("CPU", 1) // max(self._ray.num_cpus, 1e-9)) if self._ray.num_cpus else len(blocks)
@@ -88,19 +88,19 @@ class Cluster:
         for block in found.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
             yield from block.to_pylist()
 
-    def _merged(self, cells: Sequence[Cell], results: Iterator[dict[str, Any]]) -> Iterator[list[tuple[Cell, Any]]]:
+    def _merged(self, entries: Sequence[Entry], results: Iterator[dict[str, Any]]) -> Iterator[list[tuple[Entry, Any]]]:
         """Every row with what was found for it, in the order of the file."""
-        for low in range(0, len(cells), self._window):
-            explained: list[tuple[Cell, Any]] = []
-            for cell in cells[low : low + self._window]:
-                if cell.bad is not None:
-                    explained.append((cell, cell.bad))
+        for low in range(0, len(entries), self._window):
+            explained: list[tuple[Entry, Any]] = []
+            for entry in entries[low : low + self._window]:
+                if entry.bad is not None:
+                    explained.append((entry, entry.bad))
                     continue
                 row = next(results)
-                if row["row"] != cell.number:
-                    raise RuntimeError(f"row {cell.number} was expected of the cluster, and row {row['row']} came")
+                if row["row"] != entry.number:
+                    raise RuntimeError(f"row {entry.number} was expected of the cluster, and row {row['row']} came")
                 reason = row.pop("reason")
-                explained.append((cell, row if reason is None else reason))
+                explained.append((entry, row if reason is None else reason))
             yield explained
 
 
@@ -108,26 +108,17 @@ class Worker:
     """An actor: a model, loaded once, that explains one window after another."""
 
     def __init__(self, settings: Settings, identity: str, repeated: NDArray[np.uint64], words: bool, top: int) -> None:
-        explainer = Explainer(
-            settings.model,
-            layer=settings.layer,
-            reference=settings.reference,
-            fold_reference=settings.fold_reference,
-            similarity=settings.similarity,  # type: ignore[arg-type]  # they were checked where they come from
-            rule=settings.rule,  # type: ignore[arg-type]
-            steps=settings.steps,
-            tolerance=settings.tolerance,
-        )
+        explainer = Explainer.with_settings(settings)
         if models.identity(explainer.model) != identity:
             raise ValueError(f"the model {settings.model!r} of this worker is another than that of the job")
         self._folder = tempfile.TemporaryDirectory()
         self._local = Local(explainer, Path(self._folder.name) / "texts", repeated, words, top)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        cells = [Cell(Row(one["row"], {"a": one["a"], "b": one["b"]}), ("a", "b")) for one in batch.to_pylist()]
-        (explained,) = self._local(iter([cells]))
+        entries = [Entry(Row(one["row"], {"a": one["a"], "b": one["b"]}), ("a", "b")) for one in batch.to_pylist()]
+        (explained,) = self._local(iter([entries]))
         rows = [
-            {"row": cell.number, "reason": found} if isinstance(found, str) else {**found, "reason": None}
-            for cell, found in explained
+            {"row": entry.number, "reason": found} if isinstance(found, str) else {**found, "reason": None}
+            for entry, found in explained
         ]
         return pa.Table.from_pylist(rows, SCHEMA.append(pa.field("reason", pa.string())))

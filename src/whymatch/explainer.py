@@ -128,6 +128,28 @@ class Explainer:
             least=_least(self._encoder),
         )
 
+    @classmethod
+    def with_settings(
+        cls, settings: Settings, model: str | os.PathLike[str] | None = None, device: str | None = None
+    ) -> Explainer:
+        """An explainer as the one that results with these settings came from; the model may have moved."""
+        return cls(
+            model or settings.model,
+            device=device,
+            layer=settings.layer,
+            reference=settings.reference,
+            fold_reference=settings.fold_reference,
+            similarity=settings.similarity,  # type: ignore[arg-type]  # checked here as anybody's are
+            rule=settings.rule,  # type: ignore[arg-type]
+            steps=settings.steps,
+            tolerance=settings.tolerance,
+        )
+
+    @property
+    def asymmetric(self) -> bool:
+        """Whether the model reads queries and documents in different ways."""
+        return self._encoder.asymmetric
+
     @property
     def num_layers(self) -> int:
         """The number L of blocks; ``layer`` runs from 0, the input embeddings, to L, the output."""

@@ -53,18 +53,7 @@ class Index:
     def open(cls, folder: str | os.PathLike[str], model: str | None = None, device: str | None = None) -> Index:
         """An index that is there, with the model that made it: the one that its manifest names, or a given one."""
         store = Store.open(folder)
-        settings = store.settings
-        explainer = Explainer(
-            model or settings.model,
-            device=device,
-            layer=settings.layer,
-            reference=settings.reference,
-            fold_reference=settings.fold_reference,
-            similarity=settings.similarity,  # type: ignore[arg-type]  # they were checked when they were made
-            rule=settings.rule,  # type: ignore[arg-type]
-            steps=settings.steps,
-            tolerance=settings.tolerance,
-        )
+        explainer = Explainer.with_settings(store.settings, model, device)
         store.check(explainer.settings, models.identity(explainer.model))
         return cls(store, explainer)
 
@@ -84,7 +73,7 @@ class Index:
         return added
 
     def _task(self, side: str) -> str | None:
-        return side if self._explainer._encoder.asymmetric else None
+        return side if self._explainer.asymmetric else None
 
     def search(self, query: str, top: int = 10) -> Ranking:
         """The best documents for a query, each with its explanation."""
