@@ -45,6 +45,7 @@ def test_the_contract_of_the_explainer():
     }
     public = {name for name in dir(whymatch.Explainer) if not name.startswith("_")}
     assert public == {
+        "asymmetric",
         "at_layer",
         "decompose",
         "explain",
@@ -55,6 +56,7 @@ def test_the_contract_of_the_explainer():
         "pair",
         "rank",
         "settings",
+        "with_settings",
     }
 
 
