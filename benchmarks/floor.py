@@ -20,8 +20,8 @@ import torch
 from peers import PAIRS, machine
 
 from whymatch import Explainer, models
-from whymatch.explainer import Request
 from whymatch.inputs import Reading, batched
+from whymatch.preparation import Request
 
 LENGTHS = (8, 16, 32)
 LAYERS = {0: 20, 3: 8, 5: 6}  # and about the nodes that the default tolerance takes there
@@ -45,7 +45,7 @@ def of_length(model: Any, tokens: int) -> str:
 def plain(explainer: Explainer, text: str, passes: int) -> Callable[[], Any]:
     """So many plain passes of the tail in one batch, with the model's own fused attention."""
     (given,) = explainer._encoder.read([text], Reading())
-    cut = explainer._cut(given, attention="sdpa")
+    cut = explainer._preparation.cut(given, attention="sdpa")
     features = batched([given.features], cut.device)
     batch = cut.head(features).expand(passes, -1, -1).contiguous()
 
@@ -59,7 +59,7 @@ def plain(explainer: Explainer, text: str, passes: int) -> Callable[[], Any]:
 def measure(model: Any, tokens: int, layer: int, nodes: int) -> dict[str, Any]:
     explainer = Explainer(model, layer=layer, steps=nodes)
     text = of_length(model, tokens)
-    ((_, bucket),) = explainer._prepare([Request(text, Reading(), None)]).buckets()
+    ((_, bucket),) = explainer._preparation.prepare([Request(text, Reading(), None)]).buckets()
     passes = nodes * (tokens + 1)
     batch = min(passes, BATCH)
     derive, floor = partial(bucket.decompose, mode="forward"), plain(explainer, text, batch)

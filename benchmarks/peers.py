@@ -122,7 +122,7 @@ def retrivex(model: Any, pair: tuple[str, str], layer: int, steps: int) -> float
 def plain_passes(explainer: Explainer, text: str, passes: int) -> float:
     """The time of so many plain passes of the tail in one batch, with the model's own fused attention."""
     (given,) = explainer._encoder.read([text], Reading())
-    cut = explainer._cut(given, attention="sdpa")
+    cut = explainer._preparation.cut(given, attention="sdpa")
     features = batched([given.features], cut.device)
     batch = cut.head(features).expand(passes, -1, -1).contiguous()
     with torch.no_grad():

@@ -9,8 +9,8 @@ import zoo
 
 import oracle
 from whymatch import Explainer
-from whymatch.explainer import Request
 from whymatch.inputs import Reading, _folded
+from whymatch.preparation import Request
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 OTHERS = [PAIR, ("A man is slicing bread.", PAIR[1]), ("Two dogs run", "a child in the kitchen; a woman isn't")]
@@ -67,7 +67,11 @@ def test_a_batch_equals_one_by_one(load, kind):
 def test_the_modes_agree(load, kind):
     explainer = Explainer(load(kind), layer=1, steps=8, tolerance=1e-5)
     a, b = (Request(text, Reading(), None) for text in PAIR)
-    homes = {key: (bucket, i) for keys, bucket in explainer._prepare([a, b]).buckets() for i, key in enumerate(keys)}
+    homes = {
+        key: (bucket, i)
+        for keys, bucket in explainer._preparation.prepare([a, b]).buckets()
+        for i, key in enumerate(keys)
+    }
     (first, i), (second, j) = homes[a.key], homes[b.key]
     forward, reverse = (first.decompose([i], mode=mode)[0] for mode in ("forward", "reverse"))
     np.testing.assert_allclose(forward.contributions, reverse.contributions, atol=1e-6)

@@ -108,6 +108,12 @@ def test_version_and_help_do_not_load_torch():
         assert expected in out.stdout
 
 
+def test_help_says_what_happens_when_an_option_is_left_out(whymatch):
+    out, _ = whymatch("explain", "--help", model=False)
+    for default in ("all-MiniLM-L6-v2", "what the tolerance needs", "the model's own"):
+        assert default in " ".join(out.replace("│", " ").split())
+
+
 def test_rank_prints_hits_and_what_answered(whymatch, tmp_path):
     (tmp_path / "d.txt").write_text("Two dogs run.\nThis is bad coffee.\nThe coffee is not good.\n")
     html, json_file = tmp_path / "r.html", tmp_path / "r.json"

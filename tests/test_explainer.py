@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import oracle
 from whymatch import Explainer, ToleranceWarning
-from whymatch.explainer import PAIRS_TOGETHER, TEXTS_TOGETHER, Request
+from whymatch.explainer import PAIRS_TOGETHER
 from whymatch.inputs import Reading
+from whymatch.preparation import TEXTS_TOGETHER, Request
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 LAYERS = range(4)
@@ -95,7 +96,7 @@ def test_other_references_are_exact_too(load, reference):
 def test_forward_reverse_and_pairwise_agree(load, layer, fold):
     model = load("bert", torch.float64)
     explainer = Explainer(model, layer=layer, fold_reference=fold, tolerance=1e-8)
-    prepared = explainer._prepare([Request(text, Reading(), None) for text in PAIR])
+    prepared = explainer._preparation.prepare([Request(text, Reading(), None) for text in PAIR])
     results = {}
     for mode in ("forward", "reverse"):
         decs = {dec.text: dec for _, bucket in prepared.buckets() for dec in bucket.decompose(mode=mode)}

@@ -10,7 +10,7 @@ import pytest
 import torch
 import zoo
 
-from whymatch import Explainer, training
+from whymatch import Explainer, Explanation, training
 from whymatch.inputs import Reading
 from whymatch.models import load as load_model
 from whymatch.reference import reference_features
@@ -284,3 +284,14 @@ def test_another_reference_than_its_own_has_terms(load):
 
 def test_the_name_says_that_it_is_adjusted(load):
     assert Explainer(adjust(load())).settings.model.endswith("(adjusted)")
+
+
+def test_the_command_explains_with_the_models_own_reference(whymatch, load, tmp_path):
+    adjust(load("bert"), reference="mask").save(str(tmp_path / "m"))
+    args = ["explain", "bad coffee", "good bread", "--model", str(tmp_path / "m"), "--no-fold", "--json"]
+    whymatch(*args, str(tmp_path / "why.json"), model=False)
+    why = Explanation.load(tmp_path / "why.json")
+    assert why.settings.reference == "mask"
+    assert abs(why.constant) < 1e-6 * max(1, abs(why.score))
+    whymatch(*args, str(tmp_path / "pad.json"), "--reference", "pad", model=False)
+    assert Explanation.load(tmp_path / "pad.json").settings.reference == "pad"

@@ -1,7 +1,8 @@
 """Why does this encoder say these two texts match? Its score as an exact sum over pairs of tokens."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from whymatch import lazy
 
 __version__ = "0.1.0"
 
@@ -13,21 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Decomposition", "Explainer", "Explanation", "ToleranceWarning", "__version__", "decompose_callable"]
 
-# Names are imported when they are used: torch takes seconds to load, and not everyone who imports this needs it.
-_HOMES = {
-    "Decomposition": "whymatch.decomposition",
-    "Explainer": "whymatch.explainer",
-    "Explanation": "whymatch.explanation",
-    "ToleranceWarning": "whymatch.decomposition",
-    "decompose_callable": "whymatch.callables",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy.attributes(
+    __name__,
+    {
+        "Decomposition": "decomposition",
+        "Explainer": "explainer",
+        "Explanation": "explanation",
+        "ToleranceWarning": "decomposition",
+        "decompose_callable": "callables",
+    },
+)

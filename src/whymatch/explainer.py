@@ -6,24 +6,23 @@ import copy
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass, replace
-from itertools import chain, islice
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from whymatch import jacobian, models
+from whymatch import models
 from whymatch.bucket import Bucket
-from whymatch.cut import Cut
 from whymatch.decomposition import SIMILARITIES, Decomposition, Settings, check_settings, is_int, warn_missed
 from whymatch.encoder import Encoder
 from whymatch.explanation import Explanation, combine
-from whymatch.groups import Groups, check_groups, grouped
-from whymatch.inputs import Input, Reading, Value, batched, check_input, key_of
-from whymatch.jacobian import LOCK, REVERSE_COST, Paths, Points
+from whymatch.groups import Groups, check_groups
+from whymatch.inputs import Reading, Value, check_input
+from whymatch.jacobian import LOCK, REVERSE_COST
+from whymatch.preparation import TEXTS_TOGETHER, Preparation, Prepared, Request, check_layer
 from whymatch.quadrature import get_rule
 from whymatch.ranking import Hit, Ranking, top_of
 from whymatch.reference import (
@@ -31,8 +30,6 @@ from whymatch.reference import (
     Reference,
     check_reference,
     name_of,
-    reference_features,
-    reference_states,
 )
 from whymatch.text import shown
 
@@ -42,23 +39,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Both: TypeAlias = T | tuple[T, T]  # one for both sides, or one for each
 
-# Inputs of one length that run through the encoder together, and pairs that are looked at together for inputs
-# they share: enough to fill the machine, few enough to bound what is held.
-TEXTS_TOGETHER = 32
+# Pairs that are looked at together for inputs they share; enough to fill the machine, few enough to bound what is held.
 PAIRS_TOGETHER = 64
-
-
-@dataclass(frozen=True)
-class Request:
-    """One side of a pair, as it was asked for."""
-
-    value: Value
-    reading: Reading
-    groups: Groups
-
-    @property
-    def key(self) -> Hashable:
-        return key_of(self.value, self.reading), self.groups
 
 
 class Explainer:
@@ -104,29 +86,30 @@ class Explainer:
         get_rule(rule)
         check_reference(reference)
         self._groups = check_groups(groups)
-        self._encoder = _wrap(model, device, blocks, trust_remote_code)
-        self._reference = self._encoder.shifted_by or "pad" if reference is USUAL_REFERENCE else reference
-        own = self._encoder.similarity
+        encoder = _wrap(model, device, blocks, trust_remote_code)
+        if reference is USUAL_REFERENCE:
+            reference = encoder.shifted_by or "pad"
+        own = encoder.similarity
         if similarity is None and own not in SIMILARITIES:
             raise ValueError(
-                f"the similarity of {self._encoder.name!r} is {own!r}, which is not a product of embeddings; "
+                f"the similarity of {encoder.name!r} is {own!r}, which is not a product of embeddings; "
                 "give similarity='cosine' or 'dot'"
             )
         with LOCK:
-            self._num_layers = self._encoder.num_layers
-            self._encoder.check_reference(self._reference)
-        self._given_layer = layer
-        self._settings = check_settings(
-            model=self._encoder.name,
-            layer=_check_layer(layer, self._num_layers),
-            reference=name_of(self._reference),
+            self._num_layers = encoder.num_layers
+            encoder.check_reference(reference)
+        settings = check_settings(
+            model=encoder.name,
+            layer=check_layer(layer, self._num_layers),
+            reference=name_of(reference),
             fold_reference=fold_reference,
             similarity=similarity or own,
             rule=rule,
             steps=steps,
             tolerance=tolerance,
-            least=_least(self._encoder),
+            least=_least(encoder),
         )
+        self._preparation = Preparation(encoder, reference, layer, settings)
 
     @classmethod
     def with_settings(
@@ -157,20 +140,24 @@ class Explainer:
 
     @property
     def settings(self) -> Settings:
-        return self._settings
+        return self._preparation.settings
 
     @property
     def model(self) -> SentenceTransformer:
         return self._encoder.model
 
+    @property
+    def _encoder(self) -> Encoder:
+        return self._preparation.encoder
+
     def __repr__(self) -> str:
-        return f"Explainer({self._settings})"
+        return f"Explainer({self.settings})"
 
     def at_layer(self, layer: int) -> Explainer:
         """The same explainer at another layer; the model is shared, and nothing is loaded again."""
         twin = copy.copy(self)
-        twin._given_layer = layer
-        twin._settings = replace(self._settings, layer=_check_layer(layer, self._num_layers))
+        settings = replace(self.settings, layer=check_layer(layer, self._num_layers))
+        twin._preparation = replace(self._preparation, layer=layer, settings=settings)
         return twin
 
     def explain(
@@ -236,7 +223,7 @@ class Explainer:
             results = self._explain_window(window, known)
             if not warned:
                 found = [(result.relative_error, max(result.nodes)) for result in results]
-                warned = self._warn_missed(found, self._settings.tolerance, "pairs")
+                warned = self._warn_missed(found, self.settings.tolerance, "pairs")
             yield from results
 
     def decompose(
@@ -259,10 +246,10 @@ class Explainer:
         found: dict[Hashable, Decomposition] = {}
         chunks = [distinct[i : i + 4 * TEXTS_TOGETHER] for i in range(0, len(distinct), 4 * TEXTS_TOGETHER)]
         for chunk in _shown(chunks, "texts", len(chunks)) if progress else chunks:
-            for keys, bucket in self._prepare(chunk).buckets():
+            for keys, bucket in self._preparation.prepare(chunk).buckets():
                 found |= zip(keys, bucket.decompose(), strict=True)
         errors = [(dec.error, dec.nodes) for dec in found.values()]
-        self._warn_missed(errors, self._settings.text_tolerance, "texts")
+        self._warn_missed(errors, self.settings.text_tolerance, "texts")
         return [found[one.key] for one in asked]
 
     @staticmethod
@@ -292,13 +279,13 @@ class Explainer:
         sides = []
         for value, reading, row in zip((a, b), readings, (i, j), strict=True):
             asked = Request(check_input(value), reading, None)
-            ((_, bucket),) = self._prepare([asked]).buckets()
+            ((_, bucket),) = self._preparation.prepare([asked]).buckets()
             (dec,) = bucket.decompose()
             if not is_int(row) or not -len(dec.tokens) <= row < len(dec.tokens):
                 raise IndexError(f"token {row!r} is out of range: {shown(dec.text)} has {len(dec.tokens)} tokens")
             sides.append((bucket.features(row % len(dec.tokens), dec), np.linalg.norm(dec.embedding)))
         (left, norm_a), (right, norm_b) = sides
-        scale = norm_a * norm_b if self._settings.similarity == "cosine" else 1.0
+        scale = norm_a * norm_b if self.settings.similarity == "cosine" else 1.0
         return np.asarray(left @ right.T / scale)
 
     def rank(
@@ -322,7 +309,7 @@ class Explainer:
         with LOCK:
             (asked,) = self._encoder.vectors([check_input(query)], readings[0])
             found = self._encoder.vectors(checked, readings[1])
-        if self._settings.similarity == "cosine":
+        if self.settings.similarity == "cosine":
             asked = asked / max(float(np.linalg.norm(asked)), 1e-30)
             found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-30)
         best = top_of((found @ asked).tolist(), int(top))
@@ -337,7 +324,7 @@ class Explainer:
     def _explain_window(
         self, window: Sequence[tuple[Request, Request]], known: dict[Hashable, Decomposition]
     ) -> list[Explanation]:
-        new = self._prepare([side for pair in window for side in pair if side.key not in known])
+        new = self._preparation.prepare([side for pair in window for side in pair if side.key not in known])
         projected = self._projected(window, known, new)
         # A bucket is made once for all its inputs, projected or not: they share a run through the encoder.
         homes: dict[Hashable, tuple[Bucket, int]] = {}
@@ -359,7 +346,7 @@ class Explainer:
         return results
 
     def _projected(
-        self, window: Sequence[tuple[Request, Request]], known: dict[Hashable, Decomposition], new: _Prepared
+        self, window: Sequence[tuple[Request, Request]], known: dict[Hashable, Decomposition], new: Prepared
     ) -> dict[int, Hashable]:
         """The long side of each pair, by the pair's number, that need not be decomposed.
 
@@ -368,7 +355,7 @@ class Explainer:
         rows = {key: len(dec.tokens) for key, dec in known.items()}
         rows |= {key: len(item.side["tokens"]) for key, item in new.items.items()}
         # At the input of most models the template's own tokens do not move, and need no tangent.
-        first = self._settings.layer == 0 and isinstance(self._reference, str)
+        first = self.settings.layer == 0 and isinstance(self._preparation.reference, str)
         still = {
             key: sum(kind in ("special", "prompt") for kind in item.side["kinds"]) for key, item in new.items.items()
         }
@@ -384,125 +371,10 @@ class Explainer:
                 found[number] = long
         return found
 
-    def _prepare(self, requests: Iterable[Request]) -> _Prepared:
-        """Preprocess inputs and let the model itself embed them."""
-        distinct = {one.key: one for one in requests}
-        items: dict[Hashable, _Item] = {}
-        by_reading: dict[Reading, list[Request]] = {}
-        for one in distinct.values():
-            by_reading.setdefault(one.reading, []).append(one)
-        for reading, alike in by_reading.items():
-            # A tokenizer's truncation is its own state: two threads that set it at once fail with "Already borrowed".
-            with LOCK:
-                inputs = self._encoder.read([one.value for one in alike], reading)
-                embeddings = self._encoder.embed(inputs)
-            for one, given, embedding in zip(alike, inputs, embeddings, strict=True):
-                items[one.key] = _Item(given, embedding, *grouped(given, one.groups))
-        return _Prepared(self, {key: items[key] for key in distinct})
-
-    def _cut(self, given: Input, attention: str | None = None) -> Cut:
-        """The part of the encoder that is differentiated for an input."""
-        layer = _check_layer(self._given_layer, self._encoder.tower(given).layers)
-        return self._encoder.cut(given, layer, self._precision(), attention)
-
-    def _bucket(self, cut: Cut, items: Sequence[_Item]) -> Bucket:
-        """Inputs of one length and one tower, run through the encoder up to the cut."""
-        inputs = [item.given for item in items]
-        own, shifted_by = [one.features for one in inputs], self._encoder.shifted_by
-        replaced = {
-            name: [reference_features(self._encoder.content(name, inputs[0]), one) for one in inputs]
-            for name in (self._reference, shifted_by)
-            if isinstance(name, str)
-        }
-        features = batched([*own, *chain.from_iterable(replaced.values())], cut.device)
-        x, *others = cut.head(features).chunk(1 + len(replaced))
-        states = dict(zip(replaced, others, strict=True))
-        start = states[self._reference] if isinstance(self._reference, str) else reference_states(self._reference, x)
-        if x.shape[1] != len(inputs[0]):
-            raise TypeError(
-                f"the encoder has {x.shape[1]} hidden states at layer {self._settings.layer} for the {len(inputs[0])} "
-                f"tokens of {shown(inputs[0].text)}: they do not belong to its tokens, and cannot be explained"
-            )
-        paths = Paths(
-            tail=cut.tail(features),
-            start=start,
-            delta=x - start,
-            owner=torch.as_tensor(np.stack([item.owner for item in items]), device=x.device),
-            groups=max(len(item.side["tokens"]) for item in items),
-            room=jacobian.room(cut.pass_bytes(x.shape[1]), x.device),
-            depth=cut.depth,
-        )
-        if shifted_by is not None:
-            paths = _shifted(paths, states[shifted_by])
-        embeddings = np.stack([item.embedding for item in items])
-        bucket = Bucket(
-            paths, [item.side for item in items], embeddings, self._settings, cut.normalizes, cut.truncate_dim
-        )
-        missed = bucket.mismatch()
-        worst = inputs[int(missed.argmax())].text
-        if not missed.max() <= max(1e-2, 16 * torch.finfo(self._encoder.dtype).eps):
-            if shifted_by is not None:
-                raise TypeError(
-                    f"this adjusted model reads its reference at another place than the text, as it does where "
-                    f"{shifted_by!r} tokens also end a text; adjust it with another reference: {shown(worst)}"
-                )
-            raise TypeError(
-                f"the encoder from layer {self._settings.layer} on, given its own hidden states, misses its own "
-                f"embedding by {missed.max():.0%}: it uses more than the hidden states there (all layers' outputs, "
-                f"or the tokens themselves), and cannot be cut at that layer: {shown(worst)}"
-            )
-        return bucket
-
     def _warn_missed(self, found: Sequence[tuple[float, int]], tolerance: float, what: str) -> bool:
         # The model's own rounding is no fault of the result's, and no number of nodes would mend it.
         allowed = tolerance + 4 * torch.finfo(self._encoder.dtype).eps
-        return warn_missed(found, allowed, self._settings, what)
-
-    def _precision(self) -> torch.dtype:
-        """Single precision where its rounding is far below the tolerance, else double."""
-        single = self._settings.tolerance >= 1e-4 and self._encoder.dtype != torch.float64
-        return torch.float32 if single or self._encoder.device.type == "mps" else torch.float64
-
-
-@dataclass(frozen=True)
-class _Item:
-    """One input, ready to be derived."""
-
-    given: Input
-    embedding: NDArray[np.floating]
-    owner: NDArray[np.integer]  # the group of each row
-    side: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """Inputs that are ready to be derived, by their keys."""
-
-    explainer: Explainer
-    items: dict[Hashable, _Item]
-
-    def buckets(self) -> Iterator[tuple[list[Hashable], Bucket]]:
-        """Inputs of one length that go through the encoder in one way, in batches of a bounded size."""
-        alike: dict[tuple[Reading, str, int], list[Hashable]] = {}
-        for key, item in self.items.items():
-            given = item.given
-            alike.setdefault((given.reading, given.modality, len(given)), []).append(key)
-        # One cut for each way: where it holds weights of its own, in another precision, they are as large as the model.
-        cuts: dict[Hashable, Cut] = {}
-        for (reading, modality, _), keys in alike.items():
-            if (reading.task, modality) not in cuts:
-                cuts[reading.task, modality] = self.explainer._cut(self.items[keys[0]].given)
-            cut = cuts[reading.task, modality]
-            for i in range(0, len(keys), TEXTS_TOGETHER):
-                batch = keys[i : i + TEXTS_TOGETHER]
-                yield batch, self.explainer._bucket(cut, [self.items[key] for key in batch])
-
-
-def _shifted(paths: Paths, zero: Tensor) -> Paths:
-    """The same paths of the encoder that gives zero there."""
-    ends = Points.of([(np.zeros(1), np.zeros(1))] * len(zero), zero)
-    there, run = jacobian.values(replace(paths, start=zero), ends), paths.tail
-    return replace(paths, tail=lambda x, number: run(x, number) - there[number])
+        return warn_missed(found, allowed, self.settings, what)
 
 
 def _wrap(model: Any, device: Any, blocks: str | Sequence[str] | None, trust_remote_code: bool) -> Encoder:
@@ -549,15 +421,6 @@ def _least(encoder: Encoder) -> float:
     if encoder.device.type == "mps":  # which has no double precision to derive in
         return 1e-5
     return 8 * torch.finfo(torch.float64 if encoder.dtype == torch.float64 else torch.float32).eps
-
-
-def _check_layer(layer: int, count: int) -> int:
-    if not is_int(layer) or not -count - 1 <= layer <= count:
-        raise ValueError(
-            f"layer={layer!r} is out of range; this model has {count} blocks: give 0 (input embeddings) to {count} "
-            f"(output), or -1 (output) to {-count - 1}"
-        )
-    return int(layer) % (count + 1)
 
 
 def _check_pair(pair: Any, number: int) -> tuple[Value, Value]:

@@ -15,8 +15,9 @@ from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
 from whymatch.bucket import Bucket
-from whymatch.explainer import Explainer, Request
+from whymatch.explainer import Explainer
 from whymatch.inputs import Reading
+from whymatch.preparation import Request
 from whymatch.quadrature import RULES, USUAL
 from whymatch.studies import charts
 from whymatch.studies.setting import Compared, Result, Setting, Subject
@@ -78,7 +79,7 @@ def paths_of(explainer: Explainer, texts: Sequence[str]) -> tuple[dict[str, Path
 
 
 def buckets(explainer: Explainer, texts: Sequence[str]) -> Any:
-    prepared = explainer._prepare([Request(text, Reading(), None) for text in texts])
+    prepared = explainer._preparation.prepare([Request(text, Reading(), None) for text in texts])
     pairs: Any = prepared.buckets()
     return ((keys, bucket) for keys, bucket in pairs if isinstance(bucket, Bucket))
 

@@ -1,0 +1,3 @@
+from whymatch.cli import main
+
+main()
