@@ -316,18 +316,9 @@ def test_damaged_leftovers_of_texts_are_made_again(tmp_path, explainer, interrup
 
 def test_queries_and_documents_go_their_own_ways(tmp_path):
     """A text that is a query in one row and a document in another is two things to an asymmetric model."""
-    import torch
     import zoo
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Router, Transformer
-    from sentence_transformers.sentence_transformer.modules import Pooling
 
-    torch.manual_seed(0)
-    routes = {
-        name: [Transformer(str(zoo.backbone(tmp_path / kind, kind))), Pooling(16, "mean")]
-        for name, kind in (("query", "bert"), ("document", "roberta"))
-    }
-    model = SentenceTransformer(modules=[Router(routes, default_route="document")], device="cpu")
+    model = zoo.asymmetric(tmp_path)
     explainer = Explainer(model, layer=-1)
     texts = [("bad coffee", "good bread"), ("good bread", "bad coffee"), ("bad coffee", "bad coffee")]
     (tmp_path / "p.csv").write_text("text_a,text_b\n" + "".join(f"{a},{b}\n" for a, b in texts))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zoo
 
 from whymatch import Explainer, studies
 from whymatch.explanation import Explanation
@@ -292,3 +293,9 @@ def test_the_command_line(whymatch, models, tmp_path):
     assert "--layers 'a' is not a list of numbers" in err
     _, err = whymatch("study", "layers", *options, "--layers", "9", code=2, model=False)
     assert "layer=9 is out of range" in err
+
+
+def test_a_model_of_queries_and_documents_is_refused(tmp_path):
+    zoo.asymmetric(tmp_path / "parts").save(str(tmp_path / "model"))
+    with pytest.raises(ValueError, match="reads queries and documents in different ways"):
+        setting([str(tmp_path / "model")], tmp_path / "out")

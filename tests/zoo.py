@@ -194,3 +194,17 @@ def build(
     )
     model.save(str(folder / "model"))
     return folder / "model"
+
+
+def asymmetric(folder: Path) -> Any:
+    """A model that reads queries with one encoder and documents with another."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Router, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    torch.manual_seed(0)
+    routes = {
+        name: [Transformer(str(backbone(folder / kind, kind))), Pooling(16, "mean")]
+        for name, kind in (("query", "bert"), ("document", "roberta"))
+    }
+    return SentenceTransformer(modules=[Router(routes, default_route="document")], device="cpu")

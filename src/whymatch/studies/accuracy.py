@@ -14,7 +14,6 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
-from whymatch.bucket import Bucket
 from whymatch.explainer import Explainer
 from whymatch.inputs import Reading
 from whymatch.preparation import Request
@@ -66,7 +65,8 @@ def paths_of(explainer: Explainer, texts: Sequence[str]) -> tuple[dict[str, Path
     positions = USUAL.to_path(np.sin(np.pi * np.arange(INTERVALS + 1) / INTERVALS / 2) ** 2)[0]
     found: dict[str, Path] = {}
     off = 0.0
-    for _, bucket in buckets(explainer, texts):
+    prepared = explainer._preparation.prepare([Request(text, Reading(), None) for text in texts])
+    for _, bucket in prepared.buckets():
         for side, values in zip(bucket.sides, bucket.curve(positions), strict=True):
             found[side["text"]] = Path(values)
         if len(found) <= CHECKED:
@@ -76,12 +76,6 @@ def paths_of(explainer: Explainer, texts: Sequence[str]) -> tuple[dict[str, Path
                     path = found[side["text"]]
                     off = max(off, float(np.linalg.norm(one - path.total(rule, n)) / np.linalg.norm(path.end)))
     return found, off
-
-
-def buckets(explainer: Explainer, texts: Sequence[str]) -> Any:
-    prepared = explainer._preparation.prepare([Request(text, Reading(), None) for text in texts])
-    pairs: Any = prepared.buckets()
-    return ((keys, bucket) for keys, bucket in pairs if isinstance(bucket, Bucket))
 
 
 def study(setting: Setting, subject: Subject) -> dict[str, Any]:

@@ -60,6 +60,11 @@ class Subject:
         # What figures call it: the last part of a hub id or of a path.
         self.label = Path(self.name.rstrip("/")).name
         self._whole = Explainer(self.model, tolerance=TOLERANCE)
+        if self._whole.asymmetric:
+            raise ValueError(
+                f"{self.name!r} reads queries and documents in different ways; the studies are of models that read "
+                "both texts of a pair alike: choose another --model"
+            )
 
     @cached_property
     def identity(self) -> str:
