@@ -16,6 +16,7 @@ ray = pytest.importorskip("ray", reason="these need the extra ray: pip install '
 pytest.importorskip("ray.data")
 
 from whymatch import Explainer, batch
+from whymatch.cluster import Ray
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -51,9 +52,7 @@ def test_the_cluster_gives_what_this_process_gives(cluster, explainer, tmp_path)
     with pairs.open("a") as file:
         file.write('not json\n{"text_a": "a", "text_b": "b"}\n')
     batch.run(pairs, tmp_path / "local", explainer)
-    found = batch.run(
-        pairs, tmp_path / "ray", explainer, window=8, ray=batch.Ray(cluster.address, workers=2, num_cpus=1)
-    )
+    found = batch.run(pairs, tmp_path / "ray", explainer, window=8, ray=Ray(cluster.address, workers=2, num_cpus=1))
     assert (found.done, found.bad) == (62, 1)
     ours, theirs = read(tmp_path / "local"), read(tmp_path / "ray")
     assert [row["row"] for row in theirs] == [row["row"] for row in ours]
@@ -67,11 +66,12 @@ def test_the_cluster_gives_what_this_process_gives(cluster, explainer, tmp_path)
 def test_a_worker_that_is_killed_is_replaced(cluster, explainer, tmp_path):
     pairs = write_pairs(tmp_path / "p.jsonl", 400)
     killed: list[int] = []
-    done = threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
     def kill_one():
         import psutil
 
+        begun.wait()  # the model is loaded, and rows have come
         while not done.is_set() and not killed:
             for process in psutil.process_iter(["cmdline"]):
                 line = " ".join(process.info["cmdline"] or [])
@@ -84,9 +84,10 @@ def test_a_worker_that_is_killed_is_replaced(cluster, explainer, tmp_path):
     thread = threading.Thread(target=kill_one)
     thread.start()
     try:
-        batch.run(pairs, tmp_path / "out", explainer, window=4, ray=batch.Ray(cluster.address, workers=2))
+        cluster_of_two = Ray(cluster.address, workers=2)
+        batch.run(pairs, tmp_path / "out", explainer, window=4, ray=cluster_of_two, watch=lambda _: begun.set())
     finally:
-        done.set()
+        begun.set(), done.set()
         thread.join()
     assert killed
     assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 401))
@@ -95,5 +96,22 @@ def test_a_worker_that_is_killed_is_replaced(cluster, explainer, tmp_path):
 def test_a_job_goes_on_from_one_engine_to_the_other(cluster, explainer, tmp_path, interrupted):
     pairs = write_pairs(tmp_path / "p.jsonl", 60)
     interrupted(pairs, tmp_path / "out", explainer, 8)
-    batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True, ray=batch.Ray(cluster.address, workers=2))
+    batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True, ray=Ray(cluster.address, workers=2))
     assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 61))
+
+
+def test_an_index_is_built_on_the_cluster(cluster, explainer, tmp_path, monkeypatch):
+    from whymatch import index as module
+
+    monkeypatch.setattr(module, "SHARD", 8)
+    documents = [f"The coffee number {i} is {'not ' * (i % 3)}good." for i in range(30)]
+    here = module.Index.build(documents, tmp_path / "here", explainer, precision="float16")
+    there = module.Index.build(
+        documents, tmp_path / "there", explainer, precision="float16", ray=Ray(cluster.address, workers=2)
+    )
+    assert list(there.store.texts()) == documents
+    for i in range(30):
+        np.testing.assert_allclose(here.store[i].contributions, there.store[i].contributions, atol=1e-3)
+        np.testing.assert_allclose(here.store[i].embedding, there.store[i].embedding, atol=1e-6)
+    assert there.add(["One more."], ray=Ray(cluster.address, workers=1)) == 1
+    assert module.Index.open(tmp_path / "there").search("One more.", top=1).hits[0].index == 30

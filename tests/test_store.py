@@ -190,6 +190,38 @@ def test_two_writers_do_not_meet(index):
     assert Index.open(index.store.folder).add(["one more"]) == 1
 
 
+def test_writers_that_take_turns_lose_nothing(index):
+    first, second = Index.open(index.store.folder), Index.open(index.store.folder)
+    first.add(["one more"])
+    second.add(["and another"])
+    first.add(["a third"])
+    assert list(Index.open(index.store.folder).store.texts())[5:] == ["one more", "and another", "a third"]
+
+
+def test_a_build_that_was_interrupted_goes_on(explainer, tmp_path, monkeypatch):
+    from whymatch import index as module
+
+    monkeypatch.setattr(module, "SHARD", 2)
+
+    def stop(done):
+        if done >= 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Index.build(TEXTS, tmp_path / "i", explainer, watch=stop)
+    with pytest.raises(FileExistsError, match="holds a store already"):
+        Index.build(TEXTS, tmp_path / "i", explainer)
+    with pytest.raises(ValueError, match=r"is of other documents: its number 2 is .*, and here it is missing"):
+        Index.build(TEXTS[:1], tmp_path / "i", explainer, resume=True)
+    with pytest.raises(ValueError, match="precision is 'float32' there and 'int8' here"):
+        Index.build(TEXTS, tmp_path / "i", explainer, resume=True, precision="int8")
+    said: list[int] = []
+    built = Index.build(TEXTS, tmp_path / "i", explainer, resume=True, watch=said.append)
+    assert said[0] == 4
+    assert list(built.store.texts()) == TEXTS
+    assert list(Index.build(TEXTS, tmp_path / "i", explainer, resume=True).store.texts()) == TEXTS
+
+
 def test_a_hit_reads_its_own_rows_and_takes_no_time(folders, tmp_path):
     """Compared with the time of the product itself, so that a slow machine does not matter."""
     explainer = Explainer(folders("bert"), layer=-1)

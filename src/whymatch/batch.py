@@ -26,12 +26,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from whymatch import Explainer, Explanation, __version__, models
-from whymatch.decomposition import Decomposition
+from whymatch import Explainer, __version__, models
+from whymatch.cluster import Ray
+from whymatch.engines import SCHEMA, Entry, Local, OnRay
 from whymatch.files import locked, written_aside
-from whymatch.remembered import Remembered, hash_of
-from whymatch.tables import FIRST, SECOND, Row, Table
-from whymatch.text import check_text
+from whymatch.remembered import hash_of
+from whymatch.tables import FIRST, SECOND, Table
 
 FORMAT, VERSION = "whymatch batch", 1
 RECORD = "_job.json"  # readers of datasets pass over names that begin so
@@ -42,32 +42,7 @@ WINDOW = 128  # rows that are explained together
 PART_ROWS = 4096
 PART_SECONDS = 30.0  # what a kill can cost
 
-SCHEMA = pa.schema(
-    {
-        "row": pa.int64(),
-        "text_a": pa.string(),
-        "text_b": pa.string(),
-        "score": pa.float64(),
-        "error": pa.float64(),
-        "tokens_a": pa.list_(pa.string()),
-        "tokens_b": pa.list_(pa.string()),
-        "top": pa.list_(
-            pa.struct({"a": pa.string(), "b": pa.string(), "value": pa.float64(), "i": pa.int32(), "j": pa.int32()})
-        ),
-        "matrix": pa.list_(pa.list_(pa.float32())),
-    }
-)
 BAD = pa.schema({"row": pa.int64(), "reason": pa.string(), "content": pa.string()})
-
-
-@dataclass(frozen=True)
-class Ray:
-    """A Ray cluster, and how much of it to use."""
-
-    address: str | None = None  # None: one that is started on this machine
-    workers: int | None = None  # None: as many as there are cores for
-    num_cpus: float = 1.0  # of each
-    num_gpus: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,28 +67,6 @@ class Progress:
     bad: int = 0
     parts: list[dict[str, Any]] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
-
-
-class Entry:
-    """One row of the file: a pair, or why it is none."""
-
-    def __init__(self, row: Row, names: Sequence[str]) -> None:
-        self.number = row.number
-        self.cells = row.cells
-        self.bad = row.bad
-        self.pair = ("", "")
-        if self.bad is None:
-            found = [row.cells.get(name) for name in names]
-            for name, text in zip(names, found, strict=True):
-                if not isinstance(text, str):
-                    self.bad = f"{name} is {'missing' if text is None else f'no text: {text!r:.60}'}"
-                    return
-                try:
-                    check_text(text)
-                except (TypeError, ValueError) as error:
-                    self.bad = str(error)
-                    return
-            self.pair = (str(found[0]), str(found[1]))
 
 
 def run(
@@ -161,11 +114,9 @@ def run(
         windows = _windows((Entry(row, names) for row in remaining), window)
         repeated = _repeated(hashes)
         if ray is None:
-            engine: Any = Local(explainer, out / TEXTS, repeated, words, top)
+            engine: Local | OnRay = Local(explainer, out / TEXTS, repeated, words, top)
         else:
-            from whymatch.cluster import Cluster
-
-            engine = Cluster(ray, explainer, repeated, words, top, window)
+            engine = OnRay(ray, explainer, repeated, words, top, window)
         part: list[dict[str, Any]] = []
         bad: list[dict[str, Any]] = []
         started = time.monotonic()
@@ -186,80 +137,6 @@ def run(
             _commit(job, out, progress, waiting, part, bad)
         shutil.rmtree(out / TEXTS, ignore_errors=True)
     return progress
-
-
-class Local:
-    """Explains windows of rows in this process."""
-
-    def __init__(self, explainer: Explainer, folder: Path, repeated: NDArray[np.uint64], words: bool, top: int) -> None:
-        self._words = words
-        self._top = top
-
-        def wanted(key: int) -> bool:
-            place = int(np.searchsorted(repeated, np.uint64(key)))
-            return place < len(repeated) and int(repeated[place]) == key
-
-        # An asymmetric model reads a text as a query otherwise than as a document.
-        tasks = ("query", "document") if explainer.asymmetric else (None,)
-        each = [Remembered(explainer, folder / (task or "text"), task, wanted) for task in tasks]
-        self._sides = (each[0], each[-1])
-
-    def __call__(self, windows: Iterator[list[Entry]]) -> Iterator[list[tuple[Entry, Any]]]:
-        for window in windows:
-            found = self._explained([entry for entry in window if entry.bad is None])
-            yield [(entry, entry.bad if entry.bad is not None else found[entry.number]) for entry in window]
-
-    def _explained(self, entries: Sequence[Entry]) -> dict[int, Any]:
-        """A row of the dataset, or why there is none, for each entry by its number."""
-        known: list[dict[str, Decomposition]] = [{}, {}]
-        bad: dict[str, str] = {}
-        for side in dict.fromkeys(self._sides):
-            sides = [i for i in (0, 1) if self._sides[i] is side]
-            texts = list(dict.fromkeys(entry.pair[i] for entry in entries for i in sides))
-            recalled = {text: dec for text in texts if (dec := side.recall(text)) is not None}
-            derived = _derived(side, [text for text in texts if text not in recalled], bad)
-            side.keep(list(derived.values()))
-            for i in sides:
-                known[i] = recalled | derived
-        rows: dict[int, Any] = {}
-        for entry in entries:
-            (a, b), (left, right) = entry.pair, known
-            wrong = [bad[text] for text, there in ((a, left), (b, right)) if text not in there]
-            rows[entry.number] = wrong[0] if wrong else self._row(entry, left[a], right[b])
-        return rows
-
-    def _row(self, entry: Entry, a: Decomposition, b: Decomposition) -> dict[str, Any]:
-        return row_of(entry, Explainer.pair(a, b), self._words, self._top)
-
-
-def _derived(side: Remembered, texts: Sequence[str], bad: dict[str, str]) -> dict[str, Decomposition]:
-    """Decompose texts; one that cannot be is named in ``bad``, and takes no other with it."""
-    if not texts:
-        return {}
-    try:
-        return side.derive(texts)
-    except (ValueError, ArithmeticError) as error:
-        if len(texts) == 1:
-            bad[texts[0]] = str(error)
-            return {}
-    middle = len(texts) // 2  # halves find it soon
-    return _derived(side, texts[:middle], bad) | _derived(side, texts[middle:], bad)
-
-
-def row_of(entry: Entry, why: Explanation, words: bool, top: int) -> dict[str, Any]:
-    """A row of the dataset."""
-    view = why.words() if words else why
-    return {
-        "row": entry.number,
-        "text_a": why.text_a,
-        "text_b": why.text_b,
-        "score": why.score,
-        "error": why.error,
-        "tokens_a": list(view.tokens_a),
-        "tokens_b": list(view.tokens_b),
-        "top": [{"a": p.token_a, "b": p.token_b, "value": p.value, "i": p.i, "j": p.j} for p in view.top(top)],
-        "matrix": view.matrix.astype(np.float32).tolist(),
-    }
 
 
 # --- the folder ---

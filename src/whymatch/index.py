@@ -8,13 +8,16 @@ from dataclasses import replace
 from itertools import islice
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from whymatch import Explainer, models
+from whymatch.cluster import Ray, loaded, streamed
+from whymatch.decomposition import Settings, is_int
 from whymatch.files import locked
 from whymatch.ranking import Hit, Ranking, top_of
-from whymatch.store import Precision, Store
-from whymatch.text import check_text
+from whymatch.store import Precision, Store, rows_of
+from whymatch.text import check_text, shown
 
 SHARD = 256  # texts that are decomposed before they are written down
 
@@ -39,15 +42,42 @@ class Index:
         explainer: Explainer,
         *,
         precision: Precision = "float32",
+        resume: bool = False,
+        ray: Ray | None = None,
         watch: Callable[[int], None] = lambda _: None,
     ) -> Index:
-        """Decompose documents into a new folder."""
-        dimensions = explainer.model.get_embedding_dimension()
-        assert dimensions is not None
+        """Decompose documents into a new folder.
+
+        Args:
+            precision: of the contributions that are stored.
+            resume: go on with the same documents where an interrupted build stopped.
+            ray: the cluster that decomposes them; None decomposes them here.
+            watch: is told how many documents are done.
+        """
         identity = models.identity(explainer.model)
-        index = cls(Store.create(folder, explainer.settings, identity, dimensions, precision), explainer)
-        index.add(documents, watch=watch)
+        documents = iter(documents)
+        if resume and Store.is_there(folder):
+            index = cls(Store.open(folder), explainer)
+            index.store.check(explainer.settings, identity, precision)
+            index._pass_over(documents)
+        else:
+            dimensions = explainer.model.get_embedding_dimension()
+            assert dimensions is not None
+            index = cls(Store.create(folder, explainer.settings, identity, dimensions, precision), explainer)
+        done = len(index)
+        index.add(documents, ray=ray, watch=lambda added: watch(done + added))
         return index
+
+    def _pass_over(self, documents: Iterator[str]) -> None:
+        """Those that are here already, which must be what these begin with."""
+        for number, text in enumerate(self.store.texts(), 1):
+            given = next(documents, None)
+            if given != text:
+                raise ValueError(
+                    f"the index {str(self.store.folder)!r} is of other documents: its number {number} is "
+                    f"{shown(text)}, and here it is {'missing' if given is None else shown(given)}; "
+                    "use index add for further documents, or name another folder"
+                )
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], model: str | None = None, device: str | None = None) -> Index:
@@ -60,24 +90,40 @@ class Index:
     def __len__(self) -> int:
         return len(self.store)
 
-    def add(self, documents: Iterable[str], watch: Callable[[int], None] = lambda _: None) -> int:
+    def add(
+        self, documents: Iterable[str], *, ray: Ray | None = None, watch: Callable[[int], None] = lambda _: None
+    ) -> int:
         """Decompose further documents; returns how many. What was added before an interruption stays."""
+        checked = (check_text(text) for text in documents)
         with locked(self.store.folder):
+            self.store = Store.open(self.store.folder)  # another may have added to it since
             added = 0
-            for chunk in _chunks(documents, SHARD):
-                texts = [check_text(text) for text in chunk]
-                self.store.append(self._explainer.decompose(texts, task=self._task("document")))
+            for rows in self._on(ray, list(checked)) if ray else self._here(checked):
+                self.store.append_rows(rows)
                 self._norms = None
-                added += len(chunk)
+                added += len(rows)
                 watch(added)
         return added
+
+    def _here(self, documents: Iterator[str]) -> Iterator[pa.Table]:
+        worker = Worker(self._explainer, self._task("document"), self.store.precision)
+        while chunk := list(islice(documents, SHARD)):
+            yield worker(pa.table({"text": chunk}))
+
+    def _on(self, ray: Ray, documents: Sequence[str]) -> Iterator[pa.Table]:
+        arguments = {
+            "explainer": (self._explainer.settings, self.store.identity),
+            "task": self._task("document"),
+            "precision": self.store.precision,
+        }
+        return streamed(ray, pa.table({"text": documents}), Worker, arguments, SHARD)
 
     def _task(self, side: str) -> str | None:
         return side if self._explainer.asymmetric else None
 
     def search(self, query: str, top: int = 10) -> Ranking:
         """The best documents for a query, each with its explanation."""
-        if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        if not is_int(top) or top < 1:
             raise ValueError(f"top={top!r} is not a number of hits; give 1 or more")
         if not len(self):
             raise ValueError(f"the index {str(self.store.folder)!r} is empty: add documents to it first")
@@ -86,7 +132,7 @@ class Index:
         asked = replace(asked, settings=self.store.settings)
         scores = self.scores(np.asarray(asked.embedding, np.float32))
         hits = []
-        for place, i in enumerate(top_of(scores.tolist(), top), 1):
+        for place, i in enumerate(top_of(scores.tolist(), int(top)), 1):
             why = Explainer.pair(asked, self.store[i])
             hits.append(Hit(place, i, why.score, why.text_b, why))
         return Ranking(query, tuple(hits), len(self))
@@ -102,7 +148,13 @@ class Index:
         return np.asarray(products / self._norms / max(float(np.linalg.norm(embedding)), 1e-30))
 
 
-def _chunks(items: Iterable[str], size: int) -> Iterator[Sequence[str]]:
-    iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
-        yield chunk
+class Worker:
+    """Decomposes documents: here, or as an actor of a cluster, which loads the model that it is told of."""
+
+    def __init__(self, explainer: Explainer | tuple[Settings, str], task: str | None, precision: Precision) -> None:
+        self._explainer = explainer if isinstance(explainer, Explainer) else loaded(*explainer)
+        self._task = task
+        self._precision = precision
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        return rows_of(self._explainer.decompose(batch["text"].to_pylist(), task=self._task), self._precision)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from whymatch import __version__
 from whymatch.decomposition import Decomposition, Settings
-from whymatch.files import written_aside
+from whymatch.files import locked, written_aside
 
 FORMAT, VERSION = "whymatch store", 1
 MANIFEST = "manifest.json"
@@ -66,23 +66,16 @@ class Store:
         if precision not in PRECISIONS:
             raise ValueError(f"precision={precision!r} is not known; choose one of {', '.join(PRECISIONS)}")
         folder = Path(folder)
-        if (folder / MANIFEST).exists():
-            raise FileExistsError(f"{str(folder)!r} holds a store already; add to it, or name another folder")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(f"cannot write to {str(folder)!r}: {error.strerror or error}") from None
-        store = cls(
-            folder,
-            {
-                "settings": asdict(settings),
-                "identity": identity,
-                "dimensions": dimensions,
-                "precision": precision,
-                "shards": [],
-            },
-        )
-        store._save()
+        content = {"settings": asdict(settings), "identity": identity, "dimensions": dimensions, "shards": []}
+        with locked(folder):
+            if cls.is_there(folder):
+                raise FileExistsError(f"{str(folder)!r} holds a store already; add to it, or name another folder")
+            store = cls(folder, {**content, "precision": precision})
+            store._save()
         return store
 
     @classmethod
@@ -119,13 +112,19 @@ class Store:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def check(self, settings: Settings, identity: str) -> None:
+    @staticmethod
+    def is_there(folder: str | os.PathLike[str]) -> bool:
+        return (Path(folder) / MANIFEST).exists()
+
+    def check(self, settings: Settings, identity: str, precision: Precision | None = None) -> None:
         """An error that says in what an explainer differs from the one that made this store, if it does."""
         other = [
             f"{name} is {getattr(self.settings, name)!r} there and {getattr(settings, name)!r} here"
             for name in ("layer", "reference", "fold_reference", "similarity", "rule", "steps", "tolerance")
             if getattr(self.settings, name) != getattr(settings, name)
         ]
+        if precision not in (None, self.precision):
+            other.append(f"precision is {self.precision!r} there and {precision!r} here")
         # A model is what its weights are, whatever it is called.
         if identity != self.identity:
             other.append(f"the model is {self.settings.model!r} there, and {settings.model!r} here has other weights")
@@ -137,51 +136,20 @@ class Store:
 
     def append(self, decompositions: Sequence[Decomposition]) -> None:
         """Add texts, in one shard. Pictures have no place in a store."""
-        if not decompositions:
-            return
-        for dec in decompositions:
-            if dec.boxes is not None:
-                raise TypeError(f"a store holds texts, not pictures: {dec.text!r}")
+        if decompositions:
+            self.append_rows(rows_of(decompositions, self.precision))
+
+    def append_rows(self, rows: pa.Table) -> None:
+        """Add what ``rows_of`` made of texts in this store's precision, in one shard."""
         number = int(Path(self.shards[-1].file).stem) + 1 if self.shards else 0
         path = self.folder / f"{number:05d}.arrow"
-        table = self._table(decompositions)
         with written_aside(path) as aside, pa.OSFile(str(aside), "wb") as sink:
-            with pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
+            with pa.ipc.new_file(sink, rows.schema) as writer:
+                writer.write_table(rows.combine_chunks())
             sink.flush()
-        self.shards.append(Shard(path.name, len(decompositions), path.stat().st_size))
-        self._ends.append(len(self) + len(decompositions))
+        self.shards.append(Shard(path.name, len(rows), path.stat().st_size))
+        self._ends.append(len(self) + len(rows))
         self._save()
-
-    def _table(self, decs: Sequence[Decomposition]) -> pa.Table:
-        def lists(values: Sequence[Any], kind: Any) -> pa.Array:
-            return pa.array([list(one) for one in values], pa.list_(kind))
-
-        rows = [np.asarray(dec.contributions, np.float32) for dec in decs]
-        scales: list[Any] = [()] * len(rows)
-        if self.precision == "int8":
-            peaks = [np.maximum(np.abs(one).max(axis=1), 1e-30) for one in rows]
-            scales = [peak / 127 for peak in peaks]
-            rows = [np.rint(one / scale[:, None]) for one, scale in zip(rows, scales, strict=True)]
-        kind = PRECISIONS[self.precision]
-        flat = np.concatenate([one.ravel() for one in rows]).astype(kind.to_pandas_dtype())
-        ends = np.cumsum([0, *(one.size for one in rows)])
-        columns = {
-            "text": pa.array([dec.text for dec in decs], pa.large_string()),
-            "tokens": lists([dec.tokens for dec in decs], pa.string()),
-            "offsets": lists([np.ravel(dec.offsets) for dec in decs], pa.int32()),
-            "kinds": lists([dec.kinds for dec in decs], pa.string()),
-            "shares": lists([dec.shares for dec in decs], pa.float32()),
-            "truncated": pa.array([dec.truncated for dec in decs]),
-            "unit": pa.array([dec.unit for dec in decs]),
-            "mode": pa.array([dec.mode for dec in decs]),
-            "nodes": pa.array([dec.nodes for dec in decs], pa.int32()),
-            "scales": lists(scales, pa.float32()),
-            "embedding": _fixed(np.stack([dec.embedding for dec in decs])),
-            "reference": _fixed(np.stack([dec.reference for dec in decs])),
-            "contributions": pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), pa.array(flat, kind)),
-        }
-        return pa.table(columns)
 
     def _save(self) -> None:
         content = {
@@ -233,6 +201,42 @@ class Store:
         """The embeddings, shard by shard, as they lie on the disk."""
         for number in range(len(self.shards)):
             yield self._map(number).embeddings
+
+
+def rows_of(decs: Sequence[Decomposition], precision: Precision) -> pa.Table:
+    """Texts as a shard holds them."""
+    for dec in decs:
+        if dec.boxes is not None:
+            raise TypeError(f"a store holds texts, not pictures: {dec.text!r}")
+
+    def lists(values: Sequence[Any], kind: Any) -> pa.Array:
+        return pa.array([list(one) for one in values], pa.list_(kind))
+
+    rows = [np.asarray(dec.contributions, np.float32) for dec in decs]
+    scales: list[Any] = [()] * len(rows)
+    if precision == "int8":
+        peaks = [np.maximum(np.abs(one).max(axis=1), 1e-30) for one in rows]
+        scales = [peak / 127 for peak in peaks]
+        rows = [np.rint(one / scale[:, None]) for one, scale in zip(rows, scales, strict=True)]
+    kind = PRECISIONS[precision]
+    flat = np.concatenate([one.ravel() for one in rows]).astype(kind.to_pandas_dtype())
+    ends = np.cumsum([0, *(one.size for one in rows)])
+    columns = {
+        "text": pa.array([dec.text for dec in decs], pa.large_string()),
+        "tokens": lists([dec.tokens for dec in decs], pa.string()),
+        "offsets": lists([np.ravel(dec.offsets) for dec in decs], pa.int32()),
+        "kinds": lists([dec.kinds for dec in decs], pa.string()),
+        "shares": lists([dec.shares for dec in decs], pa.float32()),
+        "truncated": pa.array([dec.truncated for dec in decs]),
+        "unit": pa.array([dec.unit for dec in decs]),
+        "mode": pa.array([dec.mode for dec in decs]),
+        "nodes": pa.array([dec.nodes for dec in decs], pa.int32()),
+        "scales": lists(scales, pa.float32()),
+        "embedding": _fixed(np.stack([dec.embedding for dec in decs])),
+        "reference": _fixed(np.stack([dec.reference for dec in decs])),
+        "contributions": pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), pa.array(flat, kind)),
+    }
+    return pa.table(columns)
 
 
 class _Map:

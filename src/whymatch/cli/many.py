@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from whymatch.cli.common import Layer, Model, Page, Tolerance, check_writable, names_of, quiet_loading, show_ranking
 from whymatch.text import check_text
 
+if TYPE_CHECKING:
+    from whymatch.cluster import Ray
+
 Corpus: TypeAlias = Annotated[Path, typer.Argument(help="Documents: lines of text, or a table with a column of texts.")]
 Folder: TypeAlias = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.")]
 Moved: TypeAlias = Annotated[str | None, typer.Option(help="Where its model is now.", show_default="where it was")]
+
+Engine: TypeAlias = Annotated[str, typer.Option(help="local or ray.")]
+Address: TypeAlias = Annotated[str | None, typer.Option(help="The Ray cluster.", show_default="one on this machine")]
+Workers: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Ray actors.", show_default="one for each core")]
+Gpus: TypeAlias = Annotated[float, typer.Option(min=0, help="GPUs of each actor.")]
+Cpus: TypeAlias = Annotated[float, typer.Option(min=0, help="Cores of each actor.")]
+Resume: TypeAlias = Annotated[bool, typer.Option("--resume", help="Go on where a job was interrupted.")]
 
 
 def batch(
@@ -28,17 +38,16 @@ def batch(
     columns: Annotated[
         str | None, typer.Option(metavar="A,B", help="The columns' names.", show_default="guessed, and shown")
     ] = None,
-    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    address: Annotated[str | None, typer.Option(help="The Ray cluster.", show_default="one on this machine")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Ray actors.", show_default="one for each core")] = None,
-    num_gpus: Annotated[float, typer.Option(min=0, help="GPUs of each actor.")] = 0.0,
-    num_cpus: Annotated[float, typer.Option(min=0, help="Cores of each actor.")] = 1.0,
+    engine: Engine = "local",
+    address: Address = None,
+    workers: Workers = None,
+    num_gpus: Gpus = 0.0,
+    num_cpus: Cpus = 1.0,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that are explained together.")] = 128,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a job was interrupted.")] = False,
+    resume: Resume = False,
 ) -> None:
     """Explain every pair of a file into a Parquet dataset; a job that was killed goes on with --resume."""
-    if engine not in ("local", "ray"):
-        raise ValueError(f"--engine {engine!r} is not known; choose local or ray")
+    ray = _cluster(engine, address, workers, num_cpus, num_gpus)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -69,7 +78,7 @@ def batch(
             top=top,
             resume=resume,
             window=batch_size,
-            ray=jobs.Ray(address, workers, num_cpus, num_gpus) if engine == "ray" else None,
+            ray=ray,
             watch=watch,
         )
     said = f"; {found.bad:,} bad ones in {out / jobs.ERRORS}" if found.bad else ""
@@ -83,8 +92,15 @@ def build(
     layer: Layer = -2,
     tolerance: Tolerance = 1e-3,
     precision: Annotated[str, typer.Option(help="Of what is stored: float32, float16 or int8.")] = "float32",
+    engine: Engine = "local",
+    address: Address = None,
+    workers: Workers = None,
+    num_gpus: Gpus = 0.0,
+    num_cpus: Cpus = 1.0,
+    resume: Resume = False,
 ) -> None:
-    """Decompose a corpus into a new index."""
+    """Decompose a corpus into a new index; a build that was killed goes on with --resume."""
+    ray = _cluster(engine, address, workers, num_cpus, num_gpus)
     from whymatch import Explainer
     from whymatch.index import Index
     from whymatch.ranking import read_documents
@@ -93,12 +109,30 @@ def build(
     quiet_loading()
     explainer = Explainer(model, layer=layer, tolerance=tolerance)
     with _counted("documents", len(documents)) as watch:
-        built = Index.build(documents, folder, explainer, precision=precision, watch=watch)  # type: ignore[arg-type]
+        built = Index.build(
+            documents,
+            folder,
+            explainer,
+            precision=precision,  # type: ignore[arg-type]  # checked there
+            resume=resume,
+            ray=ray,
+            watch=watch,
+        )
     typer.echo(f"written: {len(built):,} documents to {folder}")
 
 
-def add(corpus: Corpus, folder: Folder, model: Moved = None) -> None:
+def add(
+    corpus: Corpus,
+    folder: Folder,
+    model: Moved = None,
+    engine: Engine = "local",
+    address: Address = None,
+    workers: Workers = None,
+    num_gpus: Gpus = 0.0,
+    num_cpus: Cpus = 1.0,
+) -> None:
     """Decompose further documents into an index that is there."""
+    ray = _cluster(engine, address, workers, num_cpus, num_gpus)
     from whymatch.index import Index
     from whymatch.ranking import read_documents
 
@@ -106,7 +140,7 @@ def add(corpus: Corpus, folder: Folder, model: Moved = None) -> None:
     quiet_loading()
     found = Index.open(folder, model)
     with _counted("documents", len(documents)) as watch:
-        found.add(documents, watch=watch)
+        found.add(documents, ray=ray, watch=watch)
     typer.echo(f"written: {len(documents):,} documents to {folder}, {len(found):,} in all")
 
 
@@ -127,6 +161,19 @@ def search(
     quiet_loading()
     found = Index.open(folder, model).search(query, top=top)
     show_ranking(found, json, html)
+
+
+def _cluster(engine: str, address: str | None, workers: int | None, num_cpus: float, num_gpus: float) -> Ray | None:
+    """What the engine's options mean: a cluster, or None for this process."""
+    if engine not in ("local", "ray"):
+        raise ValueError(f"--engine {engine!r} is not known; choose local or ray")
+    if engine == "local":
+        if address is not None or workers is not None or num_gpus:
+            raise ValueError("--address, --workers and --num-gpus are for --engine ray")
+        return None
+    from whymatch.cluster import Ray
+
+    return Ray(address, workers, num_cpus, num_gpus)
 
 
 @contextmanager

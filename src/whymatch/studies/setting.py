@@ -154,7 +154,7 @@ class Setting:
 
     def _store(self, subject: Subject, explainer: Explainer) -> Store:
         folder = self.out / "texts" / f"{subject.identity[:16]}-layer-{explainer.settings.layer}"
-        if not (folder / "manifest.json").is_file():
+        if not Store.is_there(folder):
             dimensions = subject.model.get_embedding_dimension()
             assert dimensions is not None
             return Store.create(folder, explainer.settings, subject.identity, dimensions)
