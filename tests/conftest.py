@@ -104,26 +104,18 @@ def whymatch(monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.Captu
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A job that is stopped after its second part, with so many rows in each."""
-
-    import json
-
+    """A job that is stopped after its second part, with so many rows (eight at most) in each."""
     from whymatch import batch
 
-    def run(pairs, out, explainer, window):
-        commit, count = batch._commit, []
-
-        def stop(*args):
-            commit(*args)
-            count.append(1)
-            if len(count) == 2:
+    def run(pairs, out, explainer, window, **options):
+        def stop(progress):
+            if progress.done == 2 * window:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
             patch.setattr(batch, "PART_SECONDS", 0.0)
-            patch.setattr(batch, "_commit", stop)
             with pytest.raises(KeyboardInterrupt):
-                batch.run(pairs, out, explainer, window=window)
-        assert json.loads((out / "_job.json").read_text())["done"] == 2 * window
+                batch.run(pairs, out, explainer, window=window, watch=stop, **options)
+        assert len(list(out.iterdir())) == 2
 
     return run

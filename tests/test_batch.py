@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,11 +61,11 @@ def test_rows_are_what_explain_gives(explainer, tmp_path):
         best = row["top"][0]
         assert row["matrix"][best["i"]][best["j"]] == pytest.approx(best["value"], abs=1e-6)
         assert (best["a"], best["b"]) == (why.tokens_a[best["i"]], why.tokens_b[best["j"]])
-    assert not (tmp_path / "out/_texts").exists()
+    assert not (tmp_path / "out.job/texts").exists()
+    assert [file.suffix for file in (tmp_path / "out").iterdir()] == [".parquet"]
 
 
-def test_each_text_is_decomposed_once(explainer, tmp_path, decomposed, monkeypatch):
-    monkeypatch.setattr(batch, "WINDOW", 4)
+def test_each_text_is_decomposed_once(explainer, tmp_path, decomposed):
     pairs = write_pairs(tmp_path / "pairs.jsonl", 40)
     batch.run(pairs, tmp_path / "out", explainer, window=4)
     lines = [json.loads(line) for line in pairs.read_text().splitlines()]
@@ -87,27 +88,38 @@ def test_bad_rows_go_to_a_table_of_their_own(explainer, tmp_path):
         '{"text_a": "a"}',
         '{"text_a": "\\ud800", "text_b": "b"}',
         '{"text_a": "c", "text_b": "d"}',
+        '{"text_a": " ", "text_b": "d"}',
     ]
     (tmp_path / "p.jsonl").write_text("\n".join(lines))
     found = batch.run(tmp_path / "p.jsonl", tmp_path / "out", explainer)
-    assert (found.done, found.bad) == (6, 4)
+    assert (found.done, found.bad) == (7, 5)
     assert [row["row"] for row in read(tmp_path / "out")] == [1, 6]
-    bad = pq.read_table(tmp_path / "out/_errors").to_pylist()
-    assert [row["row"] for row in bad] == [2, 3, 4, 5]
+    bad = pq.read_table(tmp_path / "out.job/errors").to_pylist()
+    assert [row["row"] for row in bad] == [2, 3, 4, 5, 7]
     assert bad[0]["reason"] == "text_a is no text: 3"
     assert bad[1]["reason"].startswith("it is not JSON")
     assert bad[2]["reason"] == "text_b is missing"
     assert json.loads(bad[2]["content"]) == {"text_a": "a"}
+    assert json.loads(bad[1]["content"]) == {"line": "not json"}
+    assert bad[4]["reason"] == "text_a is empty"
 
 
-def test_a_row_that_cannot_be_explained_does_not_take_others_with_it(explainer, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        ArithmeticError("the encoder is not finite there"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        MemoryError(),
+    ],
+)
+def test_a_row_that_cannot_be_explained_does_not_take_others_with_it(explainer, tmp_path, monkeypatch, error):
     pairs = write_pairs(tmp_path / "p.jsonl", 20)
     victim = json.loads(pairs.read_text().splitlines()[7])["text_b"]
     original = Explainer.decompose
 
     def decompose(self, inputs, *args, **kwargs):
         if victim in inputs:
-            raise ArithmeticError("the encoder is not finite there")
+            raise error
         return original(self, inputs, *args, **kwargs)
 
     monkeypatch.setattr(Explainer, "decompose", decompose)
@@ -117,17 +129,62 @@ def test_a_row_that_cannot_be_explained_does_not_take_others_with_it(explainer, 
     assert len(read(tmp_path / "out")) == 20 - found.bad
 
 
-def test_the_dataset_is_read_by_everyone(explainer, tmp_path):
-    batch.run(write_pairs(tmp_path / "p.jsonl", 12), tmp_path / "out", explainer)
-    scores = [row["score"] for row in read(tmp_path / "out")]
+def test_a_fault_of_the_engine_is_no_fault_of_a_row(explainer, tmp_path, monkeypatch):
+    def decompose(*_args, **_kwargs):
+        raise RuntimeError("device-side assert triggered")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Explainer, "decompose", decompose)
+        with pytest.raises(RuntimeError, match="device-side assert"):
+            batch.run(write_pairs(tmp_path / "p.jsonl", 20), tmp_path / "out", explainer)
+    assert batch.run(tmp_path / "p.jsonl", tmp_path / "out", explainer).done == 20
+
+
+@pytest.mark.parametrize("good", [12, 0])
+def test_the_dataset_is_read_by_everyone(explainer, tmp_path, good):
+    pairs = write_pairs(tmp_path / "p.jsonl", good)
+    with pairs.open("a") as file:
+        file.write('{"text_a": "a", "text_b": null}\n')
+    out = tmp_path / "out"
+    batch.run(pairs, out, explainer)
+    scores = [row["score"] for row in read(out)]
+    assert len(scores) == good
     pandas = pytest.importorskip("pandas")
-    assert pandas.read_parquet(tmp_path / "out")["score"].tolist() == scores
+    assert pandas.read_parquet(out)["score"].tolist() == scores
     duckdb = pytest.importorskip("duckdb")
-    query = f"select score, top[1].value from '{tmp_path}/out/*.parquet' order by row"
-    assert [row[0] for row in duckdb.sql(query).fetchall()] == scores
+    for name in (f"'{out}/*.parquet'", f"'{out}/**/*.parquet'"):
+        query = f"select score, top[1].value from {name} order by row"
+        assert [row[0] for row in duckdb.sql(query).fetchall()] == scores
     polars = pytest.importorskip("polars")
-    frame = polars.read_parquet(tmp_path / "out/*.parquet").sort("row")
-    assert frame["score"].to_list() == scores
+    for name in (out, out / "*.parquet"):
+        assert polars.read_parquet(name).sort("row")["score"].to_list() == scores
+
+
+def test_a_file_without_rows_is_a_dataset_without_rows(explainer, tmp_path):
+    (tmp_path / "p.csv").write_text("text_a,text_b\n")
+    assert batch.run(tmp_path / "p.csv", tmp_path / "out", explainer) == batch.Progress(0, 0, 0)
+    assert pq.read_table(tmp_path / "out").schema.names == batch.SCHEMA.names
+
+
+def test_windows_are_no_longer_than_a_person_waits(explainer, tmp_path, monkeypatch):
+    from whymatch import engines
+
+    pairs = write_pairs(tmp_path / "p.jsonl", 60)
+    sizes = []
+    monkeypatch.setattr(engines, "WINDOW_SECONDS", 1e9)
+    batch.run(pairs, tmp_path / "fast", explainer, window=32, watch=lambda progress: sizes.append(progress.done))
+    assert sizes == [8, 24, 56, 60]
+    monkeypatch.setattr(engines, "WINDOW_SECONDS", 0.0)
+    sizes.clear()
+    batch.run(pairs, tmp_path / "slow", explainer, watch=lambda progress: sizes.append(progress.done))
+    assert sizes[:3] == [8, 9, 10]
+
+
+def test_parts_are_written_before_they_are_large(explainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "PART_BYTES", 1)
+    batch.run(write_pairs(tmp_path / "p.jsonl", 24), tmp_path / "out", explainer, window=8)
+    names = sorted(file.name for file in (tmp_path / "out").iterdir())
+    assert names == ["part-000000000.parquet", "part-000000008.parquet", "part-000000016.parquet"]
 
 
 COMMAND = """
@@ -175,20 +232,20 @@ def test_killed_twenty_times_it_ends_with_every_row_once(tmp_path, explainer, mo
             break
         killed += 1
     assert killed >= 20
-    before = json.loads((out / "_job.json").read_text())["done"]
-    assert before < 401  # otherwise nothing was tested
+    parts = json.loads((tmp_path / "out.job/job.json").read_text())["parts"]
+    assert sum(part["rows"] for part in parts) < 401  # otherwise nothing was tested
     found = batch.run(pairs, out, explainer, window=4, resume=True)
     assert found.done == 401
     rows = read(out)
     assert [row["row"] for row in rows] == list(range(1, 401))
-    assert [row["row"] for row in pq.read_table(out / "_errors").to_pylist()] == [401]
+    assert [row["row"] for row in pq.read_table(tmp_path / "out.job/errors").to_pylist()] == [401]
     whole = tmp_path / "whole"
     batch.run(pairs, whole, explainer)
     for one, other in zip(rows, read(whole), strict=True):
         assert one["score"] == pytest.approx(other["score"], abs=1e-6)
         np.testing.assert_allclose(one["matrix"], other["matrix"], atol=1e-5)
-    leftovers = [file.name for file in out.iterdir() if file.name.startswith(".") and file.name != ".lock"]
-    assert leftovers == []
+    assert all(file.suffix == ".parquet" for file in out.iterdir())
+    assert sorted(file.name for file in (tmp_path / "out.job").iterdir()) == [".lock", "errors", "job.json"]
 
 
 def test_the_command_killed_and_resumed(tmp_path, folders):
@@ -215,37 +272,56 @@ def test_the_command_killed_and_resumed(tmp_path, folders):
 
 
 def test_two_processes_on_one_folder(tmp_path, explainer):
-    from whymatch.files import locked
+    """A second process is refused as long as the first works, and finds all done when it has ended."""
+    pairs = write_pairs(tmp_path / "p.jsonl", 60)
+    begin, end = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover: another process
 
-    pairs = write_pairs(tmp_path / "p.jsonl", 5)
-    (tmp_path / "out").mkdir()
-    with locked(tmp_path / "out"), pytest.raises(BlockingIOError, match="another process is writing to"):
+        def wait(progress):
+            if progress.done == 8:
+                os.write(begin[1], b".")
+                os.read(end[0], 1)
+
+        try:
+            batch.run(pairs, tmp_path / "out", explainer, window=8, watch=wait)
+        finally:
+            os._exit(0)
+    os.read(begin[0], 1)
+    with pytest.raises(BlockingIOError, match=r"another process is writing to .*out.job'; wait for it to end"):
+        batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True)
+    os.write(end[1], b".")
+    assert os.waitpid(child, 0)[1] == 0
+    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 61))
+    with pytest.raises(FileExistsError, match="holds this job already, 60 rows of it"):
         batch.run(pairs, tmp_path / "out", explainer)
-    assert batch.run(pairs, tmp_path / "out", explainer).done == 5
+    for descriptor in (*begin, *end):
+        os.close(descriptor)
 
 
 def test_folders_that_belong_to_something_else(tmp_path, explainer, folders):
     pairs = write_pairs(tmp_path / "p.jsonl", 5)
     out = tmp_path / "out"
     batch.run(pairs, out, explainer)
-    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     for change, message in (
         ({"top": 3}, "top was 10, is 3"),
         ({"words": True}, "words was False, is True"),
     ):
         with pytest.raises(ValueError, match=f"belongs to another job: {message}"):
             batch.run(pairs, out, explainer, resume=True, **change)
-    with pytest.raises(ValueError, match="belongs to another job: settings was"):
+    with pytest.raises(ValueError, match=r"belongs to another job: layer was 3, is 1. Name another folder"):
         batch.run(pairs, out, Explainer(folders("bert"), layer=1), resume=True)
     with pytest.raises(ValueError, match=r"belongs to another job: .*identity was"):
         batch.run(pairs, out, Explainer(folders("mpnet"), layer=-1), resume=True)
-    (tmp_path / "other").mkdir()
-    other = write_pairs(tmp_path / "other/p.jsonl", 6)
-    with pytest.raises(ValueError, match="belongs to another job: content was"):
-        batch.run(other, out, explainer, resume=True)
+    with pytest.raises(ValueError, match=r"belongs to another job: tolerance was 0.001, is 0.002"):
+        batch.run(pairs, out, Explainer(folders("bert"), layer=-1, tolerance=2e-3), resume=True)
     with pytest.raises(FileExistsError, match="holds this job already, 5 rows of it; go on with --resume"):
         batch.run(pairs, out, explainer)
-    assert before == {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    other = write_pairs(tmp_path / "other.jsonl", 6)
+    with pytest.raises(ValueError, match="belongs to another job: content was"):
+        batch.run(other, out, explainer, resume=True)
     assert batch.run(pairs, out, explainer, resume=True).done == 5
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.tex").write_text("")
@@ -253,24 +329,81 @@ def test_folders_that_belong_to_something_else(tmp_path, explainer, folders):
         batch.run(pairs, tmp_path / "full", explainer)
 
 
-def test_a_damaged_job_is_refused(tmp_path, explainer):
+def test_a_dataset_that_was_thrown_away_is_begun_anew(tmp_path, explainer, folders):
     pairs = write_pairs(tmp_path / "p.jsonl", 5)
+    with pairs.open("a") as file:
+        file.write("not json\n")
     out = tmp_path / "out"
     batch.run(pairs, out, explainer)
-    part = out / "part-00000.parquet"
+    shutil.rmtree(out)
+    found = batch.run(pairs, out, Explainer(folders("bert"), layer=1))
+    assert (found.done, found.bad) == (6, 1)
+    assert pq.read_table(tmp_path / "out.job/errors").num_rows == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "zeros", "errors"])
+def test_what_is_damaged_is_done_again_and_nothing_else(tmp_path, explainer, interrupted, damage, decomposed):
+    pairs = write_pairs(tmp_path / "p.jsonl", 40, repeat=1)
+    lines = pairs.read_text().splitlines()
+    lines[3] = "not json"
+    pairs.write_text("\n".join(lines))
+    out = tmp_path / "out"
+    interrupted(pairs, out, explainer, 8)
+    part = out / "part-000000000.parquet"
     whole = part.read_bytes()
-    part.write_bytes(whole[:-10])
-    with pytest.raises(ValueError, match=r"part-00000.parquet' has [\d,]+ of [\d,]+ bytes"):
+    if damage == "gone":
+        part.unlink()
+    elif damage == "errors":
+        (tmp_path / "out.job/errors/part-000000000.parquet").unlink()
+    else:
+        part.write_bytes(whole[:-10] if damage == "cut" else b"\0" * len(whole))
+    decomposed.clear()
+    with pytest.warns(UserWarning, match=r"part-000000000.parquet of .*out' cannot be read; 8 rows are done again"):
+        found = batch.run(pairs, out, explainer, window=8, resume=True)
+    assert (found.done, found.bad) == (40, 1)
+    assert sorted(row["row"] for row in read(out)) == [i for i in range(1, 41) if i != 4]
+    second = {text for line in lines[8:16] for text in json.loads(line).values()}
+    others = {text for i, line in enumerate(lines) if i != 3 and not 8 <= i < 16 for text in json.loads(line).values()}
+    assert not set(decomposed) & (second - others)
+
+
+@pytest.mark.parametrize(
+    ("message", "damage"),
+    [
+        ("two parts stand for row", lambda record: record["parts"][0].update(first=8)),
+        ("a part is", lambda record: record["parts"][0].update(rows=-1)),
+        ("a part is", lambda record: record["parts"][0].update(bad=99)),
+        ("'bytes'", lambda record: record["parts"][0].pop("bytes")),
+        ("'file'", lambda record: record["parts"][0].update(file="../../elsewhere.parquet")),
+        ("damaged", lambda record: record.update(job=[])),
+        ("damaged", lambda record: record.update(parts=3)),
+        ("its format is 'x'", lambda record: record.update(format="x")),
+    ],
+)
+def test_a_damaged_record_is_refused(tmp_path, explainer, interrupted, message, damage):
+    pairs = write_pairs(tmp_path / "p.jsonl", 40)
+    out, path = tmp_path / "out", tmp_path / "out.job/job.json"
+    interrupted(pairs, out, explainer, 8)
+    record = json.loads(path.read_text())
+    damage(record)
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=message):
         batch.run(pairs, out, explainer, resume=True)
-    part.write_bytes(whole)
-    record = json.loads((out / "_job.json").read_text())
-    record["parts"][0]["file"] = "../../elsewhere.parquet"
-    (out / "_job.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match=r"names '../../elsewhere.parquet', which is no part of a job"):
+    assert len(list(out.iterdir())) == 2
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"the record .*job.json' is damaged .*; name another folder"):
         batch.run(pairs, out, explainer, resume=True)
-    (out / "_job.json").write_text("{")
-    with pytest.raises(ValueError, match="is damaged"):
-        batch.run(pairs, out, explainer, resume=True)
+
+
+def test_a_part_that_the_record_forgot_is_done_again(tmp_path, explainer, interrupted):
+    pairs = write_pairs(tmp_path / "p.jsonl", 40)
+    out, path = tmp_path / "out", tmp_path / "out.job/job.json"
+    interrupted(pairs, out, explainer, 8)
+    record = json.loads(path.read_text())
+    del record["parts"][0]
+    path.write_text(json.dumps(record))
+    assert batch.run(pairs, out, explainer, window=8, resume=True).done == 40
+    assert [row["row"] for row in read(out)] == list(range(1, 41))
 
 
 def test_a_full_disk_loses_nothing(tmp_path, explainer, monkeypatch):
@@ -278,36 +411,51 @@ def test_a_full_disk_loses_nothing(tmp_path, explainer, monkeypatch):
 
     pairs = write_pairs(tmp_path / "p.jsonl", 40)
     monkeypatch.setattr(batch, "PART_SECONDS", 0.0)
-    write, count = batch._write_part, []
+    write, count = pq.write_table, []
 
-    def full(*args):
+    def full(table, where, **options):
         count.append(1)
         if len(count) == 3:
+            where.write_bytes(b"half a par")
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(*args)
+        return write(table, where, **options)
 
-    monkeypatch.setattr(batch, "_write_part", full)
-    with pytest.raises(
-        OSError, match=r"the disk is full: the rows that are done in .* are safe; make room, then --resume"
-    ):
+    monkeypatch.setattr(batch.pq, "write_table", full)
+    with pytest.raises(OSError, match=r"the disk is full: what is done in .* is safe; make room, then go on with it"):
         batch.run(pairs, tmp_path / "out", explainer, window=8)
-    assert json.loads((tmp_path / "out/_job.json").read_text())["done"] == 16
-    monkeypatch.setattr(batch, "_write_part", write)
+    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 17))
     batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True)
     assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 41))
 
 
-def test_an_unwritable_folder(tmp_path, explainer):
+def test_an_unwritable_folder(tmp_path, explainer, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="cannot write to"):
-        batch.run(write_pairs(tmp_path / "p.jsonl", 2), tmp_path / "file/out", explainer)
+    pairs = write_pairs(tmp_path / "p.jsonl", 2)
+    with pytest.raises(OSError, match=r"cannot write to .*file/out': Not a directory"):
+        batch.run(pairs, tmp_path / "file/out", explainer)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(PermissionError, match=r"cannot write to .*out': the folder is not writable"):
+        batch.run(pairs, tmp_path / "out", explainer)
+
+
+def test_what_a_job_could_not_take_up_again_is_refused(tmp_path, load):
+    pairs = write_pairs(tmp_path / "p.jsonl", 2)
+    with pytest.raises(ValueError, match="a batch cannot remember a reference that is a function, zero"):
+        batch.run(pairs, tmp_path / "out", Explainer(load(), reference=zero))
+    with pytest.raises(ValueError, match="a batch is of tokens, not of groups='words'"):
+        batch.run(pairs, tmp_path / "out", Explainer(load(), groups="words"))
+    assert not (tmp_path / "out").exists()
+
+
+def zero(x):
+    return x * 0
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros"])
 def test_damaged_leftovers_of_texts_are_made_again(tmp_path, explainer, interrupted, damage):
     pairs = write_pairs(tmp_path / "p.jsonl", 40)
     interrupted(pairs, tmp_path / "out", explainer, 8)
-    for shard in (tmp_path / "out/_texts").rglob("*.arrow"):
+    for shard in (tmp_path / "out.job/texts").rglob("*.arrow"):
         shard.write_bytes(b"damaged" if damage == "cut" else b"\0" * shard.stat().st_size)
     found = batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True)
     assert (found.done, found.bad) == (40, 0)

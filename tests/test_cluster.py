@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -33,6 +31,7 @@ def cluster():
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["WHYMATCH_TEST"] = str(os.getpid())
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 120 * 2**20})
     found.add_node(num_cpus=2, object_store_memory=120 * 2**20)
     ray.init(address=found.address, log_to_driver=False)
@@ -60,37 +59,68 @@ def test_the_cluster_gives_what_this_process_gives(cluster, explainer, tmp_path)
         assert one["score"] == pytest.approx(other["score"], abs=1e-6)
         assert one["tokens_b"] == other["tokens_b"]
         np.testing.assert_allclose(one["matrix"], other["matrix"], atol=1e-6)
-    assert pq.read_table(tmp_path / "ray/_errors")["row"].to_pylist() == [61]
+    assert pq.read_table(tmp_path / "ray.job/errors")["row"].to_pylist() == [61]
+
+
+def workers() -> list[int]:
+    """The actors' processes: descendants of this one's cluster, and of no other on the machine."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        line = " ".join(process.info["cmdline"] or [])
+        mine = (process.info["environ"] or {}).get("WHYMATCH_TEST") == str(os.getpid())
+        if mine and line.startswith("ray::") and "Worker" in line:
+            found.append(process.pid)
+    return found
 
 
 def test_a_worker_that_is_killed_is_replaced(cluster, explainer, tmp_path):
     pairs = write_pairs(tmp_path / "p.jsonl", 400)
     killed: list[int] = []
-    begun, done = threading.Event(), threading.Event()
 
-    def kill_one():
-        import psutil
+    def kill_one(progress):
+        if not killed and progress.done < 300:
+            for pid in workers()[:1]:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
 
-        begun.wait()  # the model is loaded, and rows have come
-        while not done.is_set() and not killed:
-            for process in psutil.process_iter(["cmdline"]):
-                line = " ".join(process.info["cmdline"] or [])
-                if "ray::" in line and ("MapWorker" in line or "Worker" in line):
-                    os.kill(process.pid, signal.SIGKILL)
-                    killed.append(process.pid)
-                    return
-            time.sleep(0.02)
-
-    thread = threading.Thread(target=kill_one)
-    thread.start()
-    try:
-        cluster_of_two = Ray(cluster.address, workers=2)
-        batch.run(pairs, tmp_path / "out", explainer, window=4, ray=cluster_of_two, watch=lambda _: begun.set())
-    finally:
-        begun.set(), done.set()
-        thread.join()
+    ours = Ray(cluster.address, workers=2)
+    batch.run(pairs, tmp_path / "out", explainer, window=4, ray=ours, watch=kill_one)
     assert killed
-    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 401))
+    batch.run(pairs, tmp_path / "here", explainer)
+    for one, other in zip(read(tmp_path / "out"), read(tmp_path / "here"), strict=True):
+        assert (one["row"], one["text_a"], one["text_b"]) == (other["row"], other["text_a"], other["text_b"])
+        np.testing.assert_allclose(one["matrix"], other["matrix"], atol=1e-6)
+
+
+def test_a_job_on_the_cluster_goes_on_after_an_interruption(cluster, explainer, tmp_path, interrupted):
+    pairs = write_pairs(tmp_path / "p.jsonl", 60)
+    ours = Ray(cluster.address, workers=1)
+    interrupted(pairs, tmp_path / "out", explainer, 8, ray=ours)
+    batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True, ray=ours)
+    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 61))
+
+
+def test_the_command_line(cluster, tmp_path, whymatch):
+    pairs = write_pairs(tmp_path / "p.jsonl", 12)
+    options = ["--layer", "-1", "--engine", "ray", "--address", cluster.address, "--workers", "2", "--batch-size", "4"]
+    out, _ = whymatch("batch", str(pairs), str(tmp_path / "out"), *options)
+    assert "written: 12 rows" in out
+    _, err = whymatch("batch", str(pairs), str(tmp_path / "other"), *options[:2], "--workers", "2", code=2)
+    assert "--address, --workers and --num-gpus are for --engine ray" in err
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_cluster_that_fails_is_named(cluster, tmp_path, explainer, monkeypatch):
+    """A node that has another model under the name of the job's."""
+    from whymatch import engines
+
+    pairs = write_pairs(tmp_path / "p.jsonl", 12)
+    with monkeypatch.context() as patch:
+        patch.setattr(engines.models, "identity", lambda _: "0" * 64)
+        with pytest.raises(OSError, match=r"the Ray cluster failed \(.*is another than that of the job"):
+            batch.run(pairs, tmp_path / "out", explainer, ray=Ray(cluster.address, workers=1))
 
 
 def test_a_job_goes_on_from_one_engine_to_the_other(cluster, explainer, tmp_path, interrupted):

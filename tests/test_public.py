@@ -47,6 +47,7 @@ def test_the_contract_of_the_explainer():
     assert public == {
         "asymmetric",
         "at_layer",
+        "check_portable",
         "decompose",
         "explain",
         "explain_many",

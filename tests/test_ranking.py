@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from whymatch import Explainer
-from whymatch.ranking import read_documents
+from whymatch.ranking import top_of
+from whymatch.tables import read_documents
 
 QUERY = "bad coffee"
 DOCUMENTS = [
@@ -86,15 +87,38 @@ def test_documents_are_read_from_files(tmp_path, name, content):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("d.csv", "id,body\n1,one\n", r'has no column "text"; its first row is \[.id., .body.\]'),
-        ("d.jsonl", '"one"\n{"body": 1}\n', r"line 2 of .* is neither a string nor has"),
-        ("d.jsonl", "one\n", "line 1 of .* is not JSON"),
+        ("d.csv", "id,story\n1,one\n", r'none that is called "text"; its first row is \[.id., .story.\]'),
+        ("d.jsonl", '{"id": 1}\n', r"has columns id, and none that is called like text"),
+        ("d.jsonl", "one\n", "has no row that is a JSON object"),
+        ("d.csv", "text,text\none,two\n", "has 2 columns that are called 'text'"),
         ("d.txt", "\n\n", "holds no documents"),
     ],
 )
-def test_files_without_documents_are_named(tmp_path, name, content, message):
+def test_files_without_documents_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_documents(tmp_path / name)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read_documents(tmp_path / "none.txt")
+
+
+def test_rows_without_a_document_are_named(tmp_path):
+    (tmp_path / "d.jsonl").write_text('"one"\n{"text": 1}\nbroken\n{"text": " "}\n"with\u2028a line inside"\n')
+    with pytest.warns(UserWarning, match=r"3 rows of .* passed over: row 2: text is no text: 1; row 3: it is not"):
+        assert read_documents(tmp_path / "d.jsonl") == ["one", "with\u2028a line inside"]
+
+
+def test_a_column_that_is_named(tmp_path):
+    (tmp_path / "d.csv").write_text("id,story\n1,one\n")
+    assert read_documents(tmp_path / "d.csv", "story") == ["one"]
+    with pytest.raises(ValueError, match=r"does not name the columns tale; its first row is \['id', 'story'\]"):
+        read_documents(tmp_path / "d.csv", "tale")
+
+
+def test_the_best_of_many_scores():
+    scores = np.array([0.1, 0.5, 0.5, -1.0, 0.9, 0.5])
+    assert top_of(scores, 3) == [4, 1, 2]
+    assert top_of(scores, 9) == [4, 1, 2, 5, 0, 3]
+    rng = np.random.default_rng(0)
+    many = rng.integers(0, 50, 1000) / 50
+    assert top_of(many, 100) == sorted(range(1000), key=lambda i: (-many[i], i))[:100]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from whymatch.tables import Table, read_scored_pairs
+from whymatch.tables import FIRST, SECOND, Table, read_documents, read_scored_pairs
 
 ROWS = [("bad coffee", "The coffee, it is bad.", 4.5), ("a dog", "two cats", 0.0), ('so "quoted"', "tab", 2.5)]
 
@@ -78,7 +78,7 @@ def test_bad_rows_are_counted_and_named(tmp_path):
     reasons = [reason for _, reason in read_scored_pairs(lines).bad]
     assert reasons[0].startswith("it is no JSON object")
     assert reasons[1].startswith("it is not JSON")
-    assert reasons[2] == "text_a is no text"
+    assert reasons[2] == "text_a is no text: 3"
 
 
 def test_a_score_outside_its_range_is_an_error(tmp_path):
@@ -113,3 +113,68 @@ def test_files_that_are_no_tables(tmp_path, name, content, error):
 def test_no_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no file"):
         Table.open(tmp_path / "none.csv")
+
+
+def test_a_quotation_mark_that_is_never_closed_costs_its_own_row_only(tmp_path):
+    file = tmp_path / "p.csv"
+    file.write_text('text_a,text_b\n"a\nb",c\n"d,e\nf,g\n"h\ni",j\n"k,l\n')
+    rows = list(Table.open(file).rows())
+    assert [row.number for row in rows] == [2, 3, 4, 5, 6]
+    assert [row.bad is None for row in rows] == [True, False, True, True, False]
+    assert rows[0].cells == {"text_a": "a\nb", "text_b": "c"}
+    assert rows[3].cells == {"text_a": "h\ni", "text_b": "j"}
+    assert rows[1].cells == {"cells": ['"d,e']}
+    assert rows[1].bad == "a quotation mark opens in it and is not closed"
+
+
+def test_too_many_cells_are_a_bad_row(tmp_path):
+    file = tmp_path / "p.csv"
+    file.write_text("text_a,text_b\nbad coffee, hot,good bread\na,b,\n")
+    first, second = Table.open(file).rows()
+    assert first.bad.startswith("it has 3 columns instead of 2")
+    assert second.bad is None  # spreadsheets write empty cells at the end
+
+
+def test_cells_that_pandas_quotes(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"text_a": ['so "quoted"', "a\tb", '"'], "text_b": ["plain", "c", "d"]})
+    frame.to_csv(tmp_path / "p.csv", index=False)
+    assert [row.cells["text_a"] for row in Table.open(tmp_path / "p.csv").rows()] == frame["text_a"].tolist()
+    frame.drop(1).to_csv(tmp_path / "p.tsv", index=False, sep="\t")
+    assert [row.cells["text_a"] for row in Table.open(tmp_path / "p.tsv").rows()] == ['so "quoted"', '"']
+
+
+def test_long_cells_and_numbers(tmp_path):
+    (tmp_path / "p.csv").write_text(f"text_a,text_b\n{'a' * 200_000},b\n")
+    assert len(next(Table.open(tmp_path / "p.csv").rows()).cells["text_a"]) == 200_000
+    lines = ['{"text_a": "a", "text_b": "b"}', f'{{"text_a": {"9" * 5000}}}', "[" * 100_000]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    assert [row.bad is None for row in Table.open(tmp_path / "p.jsonl").rows()] == [True, False, False]
+
+
+def test_columns_that_the_first_row_has_not(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"text_a": "a"}\n{"text_a": "a", "text_b": "b"}\n')
+    assert Table.open(file).choose(None, (FIRST, SECOND)) == ("text_a", "text_b")
+
+
+def test_what_a_table_says_of_its_columns(tmp_path):
+    file = tmp_path / "p.csv"
+    file.write_text("left,right\na,b\n")
+    table = Table.open(file)
+    assert table.said(table.choose(None, (FIRST, SECOND))) == (
+        "columns 1, 2 of p.csv, whose first row is taken for texts and not for names"
+    )
+    assert Table.open(file, ["left", "right"]).headed
+    with pytest.raises(ValueError, match=r"does not name the columns left, rigt; its first row is \['left', 'right'\]"):
+        Table.open(file, ["left", "rigt"])
+    file.write_text("text_a,text_a,text_b\n")
+    with pytest.raises(ValueError, match="has 2 columns that are called 'text_a'"):
+        Table.open(file)
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.jsonl", "p.txt"])
+def test_another_encoding_is_named(tmp_path, name):
+    (tmp_path / name).write_text("text_a,text_b\na,b\n", encoding="utf-16")
+    with pytest.raises(ValueError, match="is not in UTF-8 but in UTF-16"):
+        read_documents(tmp_path / name)

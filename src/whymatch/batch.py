@@ -1,22 +1,24 @@
 """Explaining a file of pairs into a Parquet dataset: every row once, whatever happens on the way.
 
-Rows are explained in the order of the file and written in parts. A part is written aside and put in its place, and only
-then the job's record, replaced as a whole, says that its rows are done. A job that is started again goes on after the
-last row that its record names; a part that it does not name is written over.
+Rows are explained in the order of the file and written in parts, each of which is all that came of some rows that
+follow each other. A part is written aside and put in its place, and only then does the job's record, replaced as a
+whole, say which rows it stands for. A job that is started again does the rows for which no whole part stands, and no
+others.
+
+The dataset's folder holds parts and nothing else, so that whatever reads Parquet reads it. What belongs to the job is
+in a folder beside it.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,19 +30,22 @@ from numpy.typing import NDArray
 
 from whymatch import Explainer, __version__, models
 from whymatch.cluster import Ray
-from whymatch.engines import SCHEMA, Entry, Local, OnRay
-from whymatch.files import locked, written_aside
+from whymatch.decomposition import is_int
+from whymatch.engines import SCHEMA, Entry, Explained, Local, OnRay
+from whymatch.files import held, made, written_aside
 from whymatch.remembered import hash_of
 from whymatch.tables import FIRST, SECOND, Table
 
 FORMAT, VERSION = "whymatch batch", 1
-RECORD = "_job.json"  # readers of datasets pass over names that begin so
-ERRORS = "_errors"
-TEXTS = "_texts"
+BESIDE = ".job"  # what the name of the job's folder ends with
+RECORD = "job.json"
+ERRORS = "errors"
+TEXTS = "texts"
 
-WINDOW = 128  # rows that are explained together
+WINDOW = 128  # rows that are explained together, at most
 PART_ROWS = 4096
 PART_SECONDS = 30.0  # what a kill can cost
+PART_BYTES = 64 * 2**20  # what is held in memory
 
 BAD = pa.schema({"row": pa.int64(), "reason": pa.string(), "content": pa.string()})
 
@@ -49,7 +54,6 @@ BAD = pa.schema({"row": pa.int64(), "reason": pa.string(), "content": pa.string(
 class Job:
     """What is asked for; a folder belongs to one job."""
 
-    pairs: str
     columns: tuple[str, ...]
     words: bool
     top: int
@@ -57,16 +61,54 @@ class Job:
     identity: str  # of the model
     content: str  # of the file
 
+    def differences(self, other: dict[str, Any]) -> list[str]:
+        """From what a record says, by name."""
 
-@dataclass
+        def flat(job: dict[str, Any]) -> dict[str, Any]:
+            return {**{key: value for key, value in job.items() if key != "settings"}, **job["settings"]}
+
+        asked, before = flat(json.loads(json.dumps(asdict(self)))), flat(other)
+        return [
+            f"{name} was {before.get(name)!r:.60}, is {value!r:.60}"
+            for name, value in asked.items()
+            if before.get(name) != value
+        ]
+
+
+@dataclass(frozen=True)
+class Part:
+    """All that came of some rows of the file that follow each other."""
+
+    first: int  # row, counted from 0
+    rows: int  # of the file
+    bytes: int
+    bad: int
+    bad_bytes: int
+
+    @property
+    def file(self) -> str:
+        return f"part-{self.first:09d}.parquet"
+
+    def is_whole(self, out: Path, folder: Path) -> bool:
+        if not _is_whole(out / self.file, self.bytes, self.rows - self.bad):
+            return False
+        return not self.bad or _is_whole(folder / ERRORS / self.file, self.bad_bytes, self.bad)
+
+
+def _is_whole(path: Path, size: int, rows: int) -> bool:
+    try:
+        return path.stat().st_size == size and pq.read_metadata(path).num_rows == rows
+    except (OSError, pa.ArrowException):
+        return False
+
+
+@dataclass(frozen=True)
 class Progress:
-    """How far a job is, for whoever shows it."""
+    """How far a job is."""
 
     rows: int  # in all
-    done: int = 0
-    bad: int = 0
-    parts: list[dict[str, Any]] = field(default_factory=list)
-    errors: list[dict[str, Any]] = field(default_factory=list)
+    done: int
+    bad: int
 
 
 def run(
@@ -85,179 +127,193 @@ def run(
     """Explain every pair of a file into a folder; returns how many rows are done, and how many of them were bad.
 
     Args:
-        window: rows that are explained together.
+        columns: the names of the two columns of texts; None guesses them.
+        words: merge tokens to words.
+        top: how many of a pair's strongest entries its row lists.
+        resume: go on where a job was interrupted.
+        window: rows that are explained together, at most.
         ray: the cluster that explains them; None explains them here.
         watch: is told after every window how far the job is.
     """
-    if top < 0:
-        raise ValueError(f"top={top} is not a number of pairs; give 0 or more")
-    out = Path(out)
+    if not is_int(top) or top < 0:
+        raise ValueError(f"top={top!r} is not a number of pairs; give 0 or more")
+    explainer.check_portable("a batch")
     table = Table.open(pairs, columns)
     names = table.choose(columns, (FIRST, SECOND))
     job = Job(
-        pairs=Path(pairs).name,
         columns=names,
         words=words,
         top=top,
         settings=asdict(explainer.settings),
         identity=models.identity(explainer.model),
-        content=_content(Path(pairs)),
+        content=_content(table.path),
     )
-    _make(out)
-    with locked(out), _told(out):
-        progress = _begin(job, out, resume)
+    out, folder = made(out), made(beside(out))
+    with held(folder):
+        record = Record.taken_up(job, out, folder, resume)
         hashes = _hashes(table, names)
-        progress.rows = len(hashes)
-        if progress.done >= progress.rows:
-            return progress
-        remaining = islice(table.rows(), progress.done, None)
-        windows = _windows((Entry(row, names) for row in remaining), window)
-        repeated = _repeated(hashes)
-        if ray is None:
-            engine: Local | OnRay = Local(explainer, out / TEXTS, repeated, words, top)
-        else:
-            engine = OnRay(ray, explainer, repeated, words, top, window)
-        part: list[dict[str, Any]] = []
-        bad: list[dict[str, Any]] = []
-        started = time.monotonic()
-        waiting = 0
-        for explained in engine(windows):
-            for entry, found in explained:
-                if isinstance(found, str):
-                    content = json.dumps(entry.cells, ensure_ascii=False, default=str)
-                    bad.append({"row": entry.number, "reason": _plain(found), "content": _plain(content[:10_000])})
-                else:
-                    part.append(found)
-            waiting += len(explained)
-            if waiting >= PART_ROWS or time.monotonic() - started >= PART_SECONDS:
-                _commit(job, out, progress, waiting, part, bad)
-                part, bad, waiting, started = [], [], 0, time.monotonic()
-            watch(Progress(progress.rows, progress.done + waiting, progress.bad + len(bad)))
-        if waiting:
-            _commit(job, out, progress, waiting, part, bad)
-        shutil.rmtree(out / TEXTS, ignore_errors=True)
-    return progress
+        if missing := list(record.missing(len(hashes))):
+            arguments = (explainer, _repeated(hashes), words, top, window)
+            engine = Local(folder / TEXTS, *arguments) if ray is None else OnRay(ray, *arguments)
+            for first, end in missing:
+                entries = (Entry(row, names) for row in islice(table.rows(), first, end))
+                for progress in _written(engine(entries), record, first):
+                    watch(Progress(len(hashes), *progress))
+        if not record.parts:  # a file without rows is a dataset without rows
+            record.add(0, [])
+        shutil.rmtree(folder / TEXTS, ignore_errors=True)
+    return Progress(len(hashes), record.done, record.bad)
 
 
-# --- the folder ---
+def beside(out: str | os.PathLike[str]) -> Path:
+    """The folder of a dataset's job."""
+    path = Path(out).absolute()
+    return path.with_name(f"{path.name}{BESIDE}")
 
 
-def _begin(job: Job, out: Path, resume: bool) -> Progress:
-    asked = json.loads(json.dumps(asdict(job)))
-    path = out / RECORD
-    if not path.exists():
-        other = [file.name for file in out.iterdir() if file.name != ".lock"]
-        if other:
-            raise FileExistsError(f"{str(out)!r} is not empty ({other[0]}), and holds no job; name another folder")
-        progress = Progress(0)
-        _write(job, out, progress)
-        return progress
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record["format"] != FORMAT or record["version"] != VERSION:
-            raise ValueError(f"its format is {record['format']!r} {record['version']!r}")
-        before = record["job"]
-        progress = Progress(0, record["done"], record["bad"], record["parts"], record["errors"])
-        names = [part["file"] for part in (*progress.parts, *progress.errors)]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the record {str(path)!r} is damaged ({error}); name another folder") from None
-    differing = [
-        f"{name} was {before.get(name)!r:.80}, is {value!r:.80}"
-        for name, value in asked.items()
-        if before.get(name) != value
-    ]
-    if differing:
-        raise ValueError(f"{str(out)!r} belongs to another job: {'; '.join(differing)}. Name another folder")
-    if not resume:
-        raise FileExistsError(f"{str(out)!r} holds this job already, {progress.done:,} rows of it; go on with --resume")
-    for name in names:
-        if not re.fullmatch(rf"(?:{ERRORS}/)?part-\d{{5,}}\.parquet", str(name)):
-            raise ValueError(f"the record {str(path)!r} names {name!r}, which is no part of a job")
-    for part in (*progress.parts, *progress.errors):
-        file = out / part["file"]
-        size = file.stat().st_size if file.is_file() else None
-        if size != part["bytes"]:
-            found = "is missing" if size is None else f"has {size:,} of {part['bytes']:,} bytes"
-            raise ValueError(f"the part {str(file)!r} {found}: name another folder, or restore it")
-    # What was being written when the last run ended is not named, and goes.
-    named = {out / name for name in names}
-    for file in (*out.glob("part-*.parquet"), *out.glob(f"{ERRORS}/*"), *out.glob(".*.parquet"), *out.glob("._job*")):
-        if file not in named:
-            file.unlink()
-    return progress
+def _written(found: Iterator[Explained], record: Record, first: int) -> Iterator[tuple[int, int]]:
+    """Write what an engine finds for rows from the first on; after each of its steps, how many are done and bad."""
+    held_back: list[Explained] = []
+    started = time.monotonic()
+    for each in found:
+        held_back.append(each)
+        rows = sum(one.count for one in held_back)
+        size = sum(one.rows.nbytes for one in held_back)
+        if rows >= PART_ROWS or size >= PART_BYTES or time.monotonic() - started >= PART_SECONDS:
+            record.add(first, held_back)
+            first, held_back, started = first + rows, [], time.monotonic()
+        waiting = [sum(one.count for one in held_back), sum(len(one.bad) for one in held_back)]
+        yield record.done + waiting[0], record.bad + waiting[1]
+    if held_back:
+        record.add(first, held_back)
 
 
-def _commit(
-    job: Job, out: Path, progress: Progress, rows: int, part: list[dict[str, Any]], bad: list[dict[str, Any]]
-) -> None:
-    """Write what is done, then say so."""
-    number = len(progress.parts) + len(progress.errors)
-    if part:
-        progress.parts.append(_write_part(out, f"part-{number:05d}.parquet", part, SCHEMA))
-    if bad:
-        (out / ERRORS).mkdir(exist_ok=True)
-        progress.errors.append(_write_part(out, f"{ERRORS}/part-{number:05d}.parquet", bad, BAD))
-    progress.done += rows
-    progress.bad += len(bad)
-    _write(job, out, progress)
+class Record:
+    """Which rows are done, and where."""
+
+    def __init__(self, job: Job, out: Path, folder: Path, parts: Sequence[Part] = ()) -> None:
+        self._job = job
+        self._out = out
+        self._folder = folder
+        self.parts = list(parts)
+
+    @classmethod
+    def taken_up(cls, job: Job, out: Path, folder: Path, resume: bool) -> Record:
+        """The record of a job that is there; a new one if nothing is."""
+        there = [file.name for file in out.iterdir()]
+        if not there:  # whatever a job beside it says was thrown away with its dataset
+            shutil.rmtree(folder / ERRORS, ignore_errors=True)
+            record = cls(job, out, folder)
+            record._write()
+            return record
+        path = folder / RECORD
+        if not path.exists():
+            raise FileExistsError(f"{str(out)!r} is not empty ({there[0]}), and holds no job; name another folder")
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if (content["format"], content["version"]) != (FORMAT, VERSION):
+                raise ValueError(f"its format is {content['format']!r} {content['version']!r}")
+            differing = job.differences(content["job"])
+            parts = _checked([Part(**part) for part in content["parts"]])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"the record {str(path)!r} is damaged ({error}); name another folder") from None
+        if differing:
+            raise ValueError(f"{str(out)!r} belongs to another job: {'; '.join(differing)}. Name another folder")
+        record = cls(job, out, folder, parts)
+        if not resume:
+            raise FileExistsError(
+                f"{str(out)!r} holds this job already, {record.done:,} rows of it; go on with --resume"
+            )
+        record._keep_whole_parts()
+        return record
+
+    def _keep_whole_parts(self) -> None:
+        damaged = [part for part in self.parts if not part.is_whole(self._out, self._folder)]
+        if damaged:
+            names = ", ".join(part.file for part in damaged[:3])
+            rows = sum(part.rows for part in damaged)
+            warnings.warn(f"{names} of {str(self._out)!r} cannot be read; {rows:,} rows are done again", stacklevel=4)
+        self.parts = [part for part in self.parts if part not in damaged]
+        self._write()
+        # What was being written when the last run ended is not named, and goes.
+        named = {part.file for part in self.parts}
+        for file in (*self._out.glob("part-*.parquet"), *(self._folder / ERRORS).glob("part-*.parquet")):
+            if file.name not in named:
+                file.unlink()
+
+    @property
+    def done(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def bad(self) -> int:
+        return sum(part.bad for part in self.parts)
+
+    def missing(self, rows: int) -> Iterator[tuple[int, int]]:
+        """From where to where rows are still to be done, of so many."""
+        place = 0
+        for part in sorted(self.parts, key=lambda part: part.first):
+            if part.first > place:
+                yield place, part.first
+            place = part.first + part.rows
+        if place > rows:
+            raise ValueError(f"the record of {str(self._out)!r} is damaged: it has more rows than the file has")
+        if place < rows:
+            yield place, rows
+
+    def add(self, first: int, found: Sequence[Explained]) -> None:
+        """Write what was found, then say so."""
+        rows = pa.concat_tables([SCHEMA.empty_table(), *(one.rows for one in found)])
+        bad = [
+            {
+                "row": entry.number,
+                "reason": _plain(reason),
+                "content": _plain(json.dumps(entry.cells, ensure_ascii=False, default=str)[:10_000]),
+            }
+            for one in found
+            for entry, reason in one.bad
+        ]
+        part = Part(first, sum(one.count for one in found), 0, len(bad), 0)
+        sizes = {"bytes": self._write_table(self._out / part.file, rows)}
+        if bad:
+            (self._folder / ERRORS).mkdir(exist_ok=True)
+            table = pa.Table.from_pylist(bad, BAD)
+            sizes["bad_bytes"] = self._write_table(self._folder / ERRORS / part.file, table)
+        self.parts.append(replace(part, **sizes))
+        self._write()
+
+    def _write_table(self, path: Path, table: pa.Table) -> int:
+        with written_aside(path, self._folder) as aside:
+            pq.write_table(table, aside, compression="zstd", write_page_checksum=True)
+        return path.stat().st_size
+
+    def _write(self) -> None:
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "whymatch": __version__,
+            "job": asdict(self._job),
+            "parts": [asdict(part) for part in self.parts],
+        }
+        with written_aside(self._folder / RECORD) as aside:
+            aside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _write_part(out: Path, name: str, rows: list[dict[str, Any]], schema: pa.Schema) -> dict[str, Any]:
-    with written_aside(out / name) as aside:
-        pq.write_table(pa.Table.from_pylist(rows, schema), aside, compression="zstd")
-    return {"file": name, "rows": len(rows), "bytes": (out / name).stat().st_size}
-
-
-def _write(job: Job, out: Path, progress: Progress) -> None:
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "whymatch": __version__,
-        "job": asdict(job),
-        "done": progress.done,
-        "bad": progress.bad,
-        "parts": progress.parts,
-        "errors": progress.errors,
-    }
-    with written_aside(out / RECORD) as aside:
-        aside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"cannot write to {str(out)!r}: {error.strerror or error}") from None
-    if not os.access(out, os.W_OK):
-        raise PermissionError(f"cannot write to {str(out)!r}: the folder is not writable")
-
-
-@contextmanager
-def _told(out: Path) -> Iterator[None]:
-    """Says what a full disk means for a job."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OSError(
-                error.errno,
-                f"the disk is full: the rows that are done in {str(out)!r} are safe; make room, then --resume",
-            ) from None
-        raise
-
-
-# --- the file ---
+def _checked(parts: Sequence[Part]) -> list[Part]:
+    """Parts that can be true together."""
+    end = 0
+    for part in sorted(parts, key=lambda part: part.first):
+        if not all(is_int(value) and value >= 0 for value in asdict(part).values()) or part.bad > part.rows:
+            raise ValueError(f"a part is {part}")
+        if part.first < end:
+            raise ValueError(f"two parts stand for row {part.first + 1}")
+        end = part.first + part.rows
+    return list(parts)
 
 
 def _plain(text: str) -> str:
     """Without what cannot be written: half a character, as a broken file has them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _windows(entries: Iterable[Entry], size: int) -> Iterator[list[Entry]]:
-    iterator = iter(entries)
-    while window := list(islice(iterator, size)):
-        yield window
 
 
 def _hashes(table: Table, names: Sequence[str]) -> NDArray[np.uint64]:

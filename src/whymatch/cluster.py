@@ -62,6 +62,9 @@ def streamed(
             num_gpus=cluster.num_gpus or None,
         )
         yield from found.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
+    except ray.exceptions.RayError as error:
+        said = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+        raise OSError(f"the Ray cluster failed ({said.strip()}); what is done is safe: go on with it") from error
     finally:
         if started:
             ray.shutdown()

@@ -128,6 +128,16 @@ class Explainer:
             tolerance=settings.tolerance,
         )
 
+    def check_portable(self, what: str) -> None:
+        """An error if ``with_settings`` could not make this explainer again, as something needs that outlives it."""
+        if not isinstance(self._preparation.reference, str):
+            name = self.settings.reference
+            raise ValueError(f"{what} cannot remember a reference that is a function, {name}; give a token or a text")
+        if self._groups is not None:
+            raise ValueError(
+                f"{what} is of tokens, not of groups={self._groups!r:.60}; words can be made of them later"
+            )
+
     @property
     def asymmetric(self) -> bool:
         """Whether the model reads queries and documents in different ways."""
@@ -312,7 +322,7 @@ class Explainer:
         if self.settings.similarity == "cosine":
             asked = asked / max(float(np.linalg.norm(asked)), 1e-30)
             found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-30)
-        best = top_of((found @ asked).tolist(), int(top))
+        best = top_of(found @ asked, int(top))
         pairs = [(query, checked[i]) for i in best]
         reasons = self.explain_many(pairs, task=task, prompt_name=prompt_name, prompt=prompt, groups=groups)
         hits = tuple(

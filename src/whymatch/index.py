@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from whymatch import Explainer, models
 from whymatch.cluster import Ray, loaded, streamed
 from whymatch.decomposition import Settings, is_int
-from whymatch.files import locked
+from whymatch.files import held, made
 from whymatch.ranking import Hit, Ranking, top_of
 from whymatch.store import Precision, Store, rows_of
 from whymatch.text import check_text, shown
@@ -54,18 +54,20 @@ class Index:
             ray: the cluster that decomposes them; None decomposes them here.
             watch: is told how many documents are done.
         """
+        explainer.check_portable("an index")
         identity = models.identity(explainer.model)
         documents = iter(documents)
-        if resume and Store.is_there(folder):
-            index = cls(Store.open(folder), explainer)
-            index.store.check(explainer.settings, identity, precision)
-            index._pass_over(documents)
-        else:
-            dimensions = explainer.model.get_embedding_dimension()
-            assert dimensions is not None
-            index = cls(Store.create(folder, explainer.settings, identity, dimensions, precision), explainer)
-        done = len(index)
-        index.add(documents, ray=ray, watch=lambda added: watch(done + added))
+        with held(made(folder)):
+            if resume and Store.is_there(folder):
+                index = cls(Store.open(folder), explainer)
+                index.store.check(explainer.settings, identity, precision)
+                index._pass_over(documents)
+            else:
+                dimensions = explainer.model.get_embedding_dimension()
+                assert dimensions is not None
+                index = cls(Store.create(folder, explainer.settings, identity, dimensions, precision), explainer)
+            done = len(index)
+            index._append(documents, ray, lambda added: watch(done + added))
         return index
 
     def _pass_over(self, documents: Iterator[str]) -> None:
@@ -94,15 +96,18 @@ class Index:
         self, documents: Iterable[str], *, ray: Ray | None = None, watch: Callable[[int], None] = lambda _: None
     ) -> int:
         """Decompose further documents; returns how many. What was added before an interruption stays."""
-        checked = (check_text(text) for text in documents)
-        with locked(self.store.folder):
+        with held(self.store.folder):
             self.store = Store.open(self.store.folder)  # another may have added to it since
-            added = 0
-            for rows in self._on(ray, list(checked)) if ray else self._here(checked):
-                self.store.append_rows(rows)
-                self._norms = None
-                added += len(rows)
-                watch(added)
+            return self._append(documents, ray, watch)
+
+    def _append(self, documents: Iterable[str], ray: Ray | None, watch: Callable[[int], None]) -> int:
+        checked = (check_text(text) for text in documents)
+        added = 0
+        for rows in self._on(ray, list(checked)) if ray else self._here(checked):
+            self.store.append_rows(rows)
+            self._norms = None
+            added += len(rows)
+            watch(added)
         return added
 
     def _here(self, documents: Iterator[str]) -> Iterator[pa.Table]:
@@ -132,7 +137,7 @@ class Index:
         asked = replace(asked, settings=self.store.settings)
         scores = self.scores(np.asarray(asked.embedding, np.float32))
         hits = []
-        for place, i in enumerate(top_of(scores.tolist(), int(top)), 1):
+        for place, i in enumerate(top_of(scores, int(top)), 1):
             why = Explainer.pair(asked, self.store[i])
             hits.append(Hit(place, i, why.score, why.text_b, why))
         return Ranking(query, tuple(hits), len(self))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from whymatch.explanation import Explanation
 from whymatch.files import written_aside
-from whymatch.text import Span, shown
+from whymatch.text import Span
 
 FORMAT, VERSION = "whymatch.ranking", 1
 
@@ -95,46 +97,9 @@ class Ranking:
         return page([hit.explanation for hit in self.hits], f"Best of {self.searched} for: {self.query}", names)
 
 
-def read_documents(path: Path) -> list[str]:
-    """Documents from a file: lines of text; JSON lines, strings or with a "text"; a CSV or TSV with a column "text"."""
-    import csv
-    import io
-
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no file {str(path)!r}") from None
-    except (UnicodeDecodeError, IsADirectoryError) as error:
-        raise ValueError(f"{str(path)!r} is not a text file in UTF-8: {error}") from None
-    kind = path.suffix.lower()
-    if kind in (".csv", ".tsv"):
-        rows = list(csv.reader(io.StringIO(content), delimiter="\t" if kind == ".tsv" else ","))
-        header = [name.strip().lower() for name in rows[0]] if rows else []
-        column = header.index("text") if "text" in header else None
-        if column is None:
-            raise ValueError(f'{str(path)!r} has no column "text"; its first row is {shown(rows[0] if rows else [])}')
-        found = [row[column] for row in rows[1:] if len(row) > column]
-    elif kind in (".jsonl", ".ndjson"):
-        found = [_json_text(line, number, path) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
-    else:
-        found = content.splitlines()
-    documents = [text for text in found if text.strip()]
-    if not documents:
-        raise ValueError(f"{str(path)!r} holds no documents: give one on each line")
-    return documents
-
-
-def _json_text(line: str, number: int, path: Path) -> str:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {number} of {str(path)!r} is not JSON ({error}): {shown(line)}") from None
-    text = value.get("text") if isinstance(value, dict) else value
-    if not isinstance(text, str):
-        raise ValueError(f'line {number} of {str(path)!r} is neither a string nor has a "text": {shown(line)}')
-    return text
-
-
-def top_of(scores: Sequence[float], top: int) -> list[int]:
+def top_of(scores: NDArray[np.floating], top: int) -> list[int]:
     """The numbers of the highest scores, best first; of equal ones the earlier."""
-    return sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:top]
+    least = len(scores) - min(top, len(scores))
+    good = np.flatnonzero(scores >= np.partition(scores, least)[least])
+    found: list[int] = good[np.lexsort((good, -scores[good]))][:top].tolist()
+    return found

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -22,8 +24,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from whymatch import __version__
-from whymatch.decomposition import Decomposition, Settings
-from whymatch.files import locked, written_aside
+from whymatch.decomposition import Decomposition, Settings, is_int
+from whymatch.files import made, written_aside
+from whymatch.text import shown
 
 FORMAT, VERSION = "whymatch store", 1
 MANIFEST = "manifest.json"
@@ -38,6 +41,7 @@ class Shard:
     file: str
     texts: int
     bytes: int
+    embeddings: int  # the checksum of its embeddings; each text has one of its own beside it
 
 
 class Store:
@@ -50,6 +54,16 @@ class Store:
         self.dimensions: int = manifest["dimensions"]
         self.precision: Precision = manifest["precision"]
         self.shards = [Shard(**shard) for shard in manifest["shards"]]
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision={self.precision!r} is not known; choose one of {', '.join(PRECISIONS)}")
+        for shard in self.shards:
+            # A manifest is only a file that somebody made: what it names must lie in its own folder.
+            if not re.fullmatch(r"\d{5,}\.arrow", str(shard.file)):
+                raise ValueError(f"it names {shard.file!r}, which is no shard of a store")
+            if not is_int(shard.texts) or shard.texts < 1 or not is_int(self.dimensions):
+                raise ValueError(f"{shard.file!r} has {shard.texts!r} texts of {self.dimensions!r} dimensions")
+        if len({shard.file for shard in self.shards}) < len(self.shards):
+            raise ValueError("it names a shard twice")
         self._ends = list(accumulate(shard.texts for shard in self.shards))  # of the shards, counted in texts
         self._maps: dict[int, _Map] = {}
 
@@ -63,19 +77,12 @@ class Store:
         precision: Precision = "float32",
     ) -> Store:
         """A new, empty store."""
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision={precision!r} is not known; choose one of {', '.join(PRECISIONS)}")
-        folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(f"cannot write to {str(folder)!r}: {error.strerror or error}") from None
+        if cls.is_there(folder):
+            raise FileExistsError(f"{str(folder)!r} holds a store already; add to it, or name another folder")
         content = {"settings": asdict(settings), "identity": identity, "dimensions": dimensions, "shards": []}
-        with locked(folder):
-            if cls.is_there(folder):
-                raise FileExistsError(f"{str(folder)!r} holds a store already; add to it, or name another folder")
-            store = cls(folder, {**content, "precision": precision})
-            store._save()
+        store = cls(Path(folder), {**content, "precision": precision})
+        made(folder)
+        store._save()
         return store
 
     @classmethod
@@ -86,7 +93,7 @@ class Store:
             content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise FileNotFoundError(f"there is no store in {str(folder)!r}: it has no {MANIFEST}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise ValueError(f"the manifest of {str(folder)!r} is damaged ({error}); build the store again") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"{str(folder / MANIFEST)!r} is not the manifest of a whymatch store")
@@ -96,12 +103,9 @@ class Store:
             )
         try:
             store = cls(folder, content)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the manifest of {str(folder)!r} is damaged ({error}); build the store again") from None
         for shard in store.shards:
-            # A manifest is only a file that somebody made: what it names must lie in its own folder.
-            if not re.fullmatch(r"\d{5,}\.arrow", str(shard.file)):
-                raise ValueError(f"the manifest of {str(folder)!r} names {shard.file!r}, which is no shard of a store")
             path = folder / shard.file
             size = path.stat().st_size if path.is_file() else None
             if size != shard.bytes:
@@ -143,11 +147,15 @@ class Store:
         """Add what ``rows_of`` made of texts in this store's precision, in one shard."""
         number = int(Path(self.shards[-1].file).stem) + 1 if self.shards else 0
         path = self.folder / f"{number:05d}.arrow"
-        with written_aside(path) as aside, pa.OSFile(str(aside), "wb") as sink:
-            with pa.ipc.new_file(sink, rows.schema) as writer:
-                writer.write_table(rows.combine_chunks())
-            sink.flush()
-        self.shards.append(Shard(path.name, len(rows), path.stat().st_size))
+        rows = rows.combine_chunks()
+        with (
+            written_aside(path) as aside,
+            pa.OSFile(str(aside), "wb") as sink,
+            pa.ipc.new_file(sink, rows.schema) as writer,
+        ):
+            writer.write_table(rows)
+        checksum = zlib.crc32(_flat(rows["embedding"].chunk(0)).data)
+        self.shards.append(Shard(path.name, len(rows), path.stat().st_size, checksum))
         self._ends.append(len(self) + len(rows))
         self._save()
 
@@ -168,13 +176,19 @@ class Store:
     def _map(self, number: int) -> _Map:
         if number not in self._maps:
             shard = self.shards[number]
-            try:
-                self._maps[number] = _Map(self.folder / shard.file, self.dimensions)
-            except (pa.ArrowException, OSError, KeyError) as error:
-                raise ValueError(
-                    f"the shard {str(self.folder / shard.file)!r} is damaged ({error}); build the store again"
-                ) from None
+            with self._named(number):
+                self._maps[number] = _Map(self.folder / shard.file, shard, self.dimensions, self.precision)
         return self._maps[number]
+
+    @contextmanager
+    def _named(self, number: int) -> Iterator[None]:
+        """Says which shard is damaged."""
+        try:
+            yield
+        except (pa.ArrowException, OSError, KeyError, _DamageError) as error:
+            raise ValueError(
+                f"the shard {str(self.folder / self.shards[number].file)!r} is damaged ({error}); build the store again"
+            ) from None
 
     def _place(self, i: int) -> tuple[int, int]:
         """The shard of a text, and its row there."""
@@ -186,12 +200,8 @@ class Store:
     def __getitem__(self, i: int) -> Decomposition:
         """One text's decomposition; only its own rows are read."""
         number, row = self._place(i)
-        return self._map(number).decomposition(row, self.settings)
-
-    def text(self, i: int) -> str:
-        number, row = self._place(i)
-        text: str = self._map(number).columns["text"][row].as_py()
-        return text
+        with self._named(number):
+            return self._map(number).decomposition(row, self.settings)
 
     def texts(self) -> Iterator[str]:
         for number in range(len(self.shards)):
@@ -200,7 +210,32 @@ class Store:
     def embeddings(self) -> Iterator[NDArray[np.float32]]:
         """The embeddings, shard by shard, as they lie on the disk."""
         for number in range(len(self.shards)):
-            yield self._map(number).embeddings
+            with self._named(number):
+                found = self._map(number).embeddings
+            yield found
+
+
+def schema_of(precision: Precision, dimensions: int) -> pa.Schema:
+    """What a shard's columns are."""
+    vector = pa.list_(pa.field("item", pa.float32()), dimensions)
+    return pa.schema(
+        {
+            "text": pa.large_string(),
+            "tokens": pa.list_(pa.string()),
+            "offsets": pa.list_(pa.int32()),
+            "kinds": pa.list_(pa.string()),
+            "shares": pa.list_(pa.float32()),
+            "truncated": pa.bool_(),
+            "unit": pa.string(),
+            "mode": pa.string(),
+            "nodes": pa.int32(),
+            "scales": pa.list_(pa.float32()),
+            "embedding": vector,
+            "reference": vector,
+            "contributions": pa.large_list(PRECISIONS[precision]),
+            "checksum": pa.uint32(),
+        }
+    )
 
 
 def rows_of(decs: Sequence[Decomposition], precision: Precision) -> pa.Table:
@@ -208,59 +243,95 @@ def rows_of(decs: Sequence[Decomposition], precision: Precision) -> pa.Table:
     for dec in decs:
         if dec.boxes is not None:
             raise TypeError(f"a store holds texts, not pictures: {dec.text!r}")
-
-    def lists(values: Sequence[Any], kind: Any) -> pa.Array:
-        return pa.array([list(one) for one in values], pa.list_(kind))
-
-    rows = [np.asarray(dec.contributions, np.float32) for dec in decs]
-    scales: list[Any] = [()] * len(rows)
+    dtype = PRECISIONS[precision].to_pandas_dtype()
+    values = [np.asarray(dec.contributions, np.float32) for dec in decs]
+    scales = [np.empty(0, np.float32)] * len(decs)
     if precision == "int8":
-        peaks = [np.maximum(np.abs(one).max(axis=1), 1e-30) for one in rows]
-        scales = [peak / 127 for peak in peaks]
-        rows = [np.rint(one / scale[:, None]) for one, scale in zip(rows, scales, strict=True)]
-    kind = PRECISIONS[precision]
-    flat = np.concatenate([one.ravel() for one in rows]).astype(kind.to_pandas_dtype())
-    ends = np.cumsum([0, *(one.size for one in rows)])
-    columns = {
-        "text": pa.array([dec.text for dec in decs], pa.large_string()),
-        "tokens": lists([dec.tokens for dec in decs], pa.string()),
-        "offsets": lists([np.ravel(dec.offsets) for dec in decs], pa.int32()),
-        "kinds": lists([dec.kinds for dec in decs], pa.string()),
-        "shares": lists([dec.shares for dec in decs], pa.float32()),
-        "truncated": pa.array([dec.truncated for dec in decs]),
-        "unit": pa.array([dec.unit for dec in decs]),
-        "mode": pa.array([dec.mode for dec in decs]),
-        "nodes": pa.array([dec.nodes for dec in decs], pa.int32()),
-        "scales": lists(scales, pa.float32()),
-        "embedding": _fixed(np.stack([dec.embedding for dec in decs])),
-        "reference": _fixed(np.stack([dec.reference for dec in decs])),
-        "contributions": pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), pa.array(flat, kind)),
+        scales = [np.maximum(np.abs(one).max(axis=1), np.float32(1e-30)) / np.float32(127) for one in values]
+        values = [np.rint(one / scale[:, None]) for one, scale in zip(values, scales, strict=True)]
+    with np.errstate(over="ignore"):  # found out below
+        values = [one.astype(dtype) for one in values]
+    for dec, one in zip(decs, values, strict=True):
+        if not np.isfinite(one).all():
+            raise ValueError(f"contributions of {shown(dec.text)} do not fit into {precision}; use float32")
+    ends = np.cumsum([0, *(one.size for one in values)])
+    flat = pa.array(np.concatenate([one.ravel() for one in values]))
+    embeddings, references = (
+        np.stack([np.asarray(getattr(dec, name), np.float32) for dec in decs]) for name in ("embedding", "reference")
+    )
+    offsets = [np.ravel(dec.offsets).astype(np.int32) for dec in decs]
+    shares = [np.asarray(dec.shares, np.float32) for dec in decs]
+    rows = {
+        "text": [dec.text for dec in decs],
+        "tokens": [dec.tokens for dec in decs],
+        "offsets": offsets,
+        "kinds": [dec.kinds for dec in decs],
+        "shares": shares,
+        "truncated": [dec.truncated for dec in decs],
+        "unit": [dec.unit for dec in decs],
+        "mode": [dec.mode for dec in decs],
+        "nodes": [dec.nodes for dec in decs],
+        "scales": scales,
     }
-    return pa.table(columns)
+    checksums = [
+        _checksum((dec.text, *dec.tokens, *dec.kinds), *parts)
+        for dec, *parts in zip(decs, offsets, shares, scales, embeddings, references, values, strict=True)
+    ]
+    schema = schema_of(precision, embeddings.shape[1])
+    columns = [pa.array(column, schema.field(name).type) for name, column in rows.items()]
+    columns += [
+        pa.FixedSizeListArray.from_arrays(pa.array(matrix.ravel()), matrix.shape[1])
+        for matrix in (embeddings, references)
+    ]
+    columns.append(pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), flat))
+    return pa.Table.from_arrays([*columns, pa.array(checksums, pa.uint32())], schema=schema)
+
+
+def _checksum(texts: Sequence[str], *parts: NDArray[Any]) -> int:
+    """Of everything in a text's row that an explanation is made of."""
+    found = zlib.crc32("\0".join(texts).encode())
+    for part in parts:
+        found = zlib.crc32(np.ascontiguousarray(part).data, found)
+    return found
+
+
+def _flat(column: pa.Array) -> NDArray[Any]:
+    """The numbers of a column of lists, one list after the other, as they lie in memory."""
+    values: NDArray[Any] = column.flatten().to_numpy(zero_copy_only=True)
+    return values
+
+
+class _DamageError(Exception):
+    """What a file says cannot be."""
 
 
 class _Map:
-    """A shard that is mapped into memory: what is not looked at is not read."""
+    """A shard that is mapped into memory: of the contributions, what is not looked at is not read."""
 
-    def __init__(self, path: Path, dimensions: int) -> None:
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all().combine_chunks()
-        self.columns = {
-            name: column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-            for name, column in zip(table.column_names, table.columns, strict=True)
-        }
+    def __init__(self, path: Path, shard: Shard, dimensions: int, precision: Precision) -> None:
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        if not table.schema.equals(schema_of(precision, dimensions)):
+            raise _DamageError("it has other columns than its manifest says")
+        table.validate(full=True)  # of lists, where they begin and end: Arrow itself trusts them
+        if len(table) != shard.texts or any(column.null_count for column in table.columns):
+            raise _DamageError(f"it has {len(table)} texts, not {shard.texts}, or empty cells")
+        self.columns = dict(zip(table.column_names, (column.chunk(0) for column in table.columns), strict=True))
         self._dimensions = dimensions
+        self._shard = shard
 
     @cached_property
     def embeddings(self) -> NDArray[np.float32]:
-        return self._matrix("embedding")
+        found = self._matrix("embedding")
+        if zlib.crc32(found.data) != self._shard.embeddings:
+            raise _DamageError("its embeddings are not what was written")
+        return found
 
     @cached_property
     def references(self) -> NDArray[np.float32]:
         return self._matrix("reference")
 
     def _matrix(self, name: str) -> NDArray[np.float32]:
-        flat: NDArray[np.float32] = self.columns[name].flatten().to_numpy(zero_copy_only=True)
-        return flat.reshape(-1, self._dimensions)
+        return _flat(self.columns[name]).reshape(-1, self._dimensions)
 
     @cached_property
     def _contributions(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
@@ -271,30 +342,35 @@ class _Map:
         def cell(name: str) -> Any:
             return self.columns[name][row].as_py()
 
+        def numbers(name: str, kind: Any) -> NDArray[Any]:
+            return np.asarray(cell(name), kind)
+
         ends, flat = self._contributions
-        contributions = flat[ends[row] : ends[row + 1]].reshape(-1, self._dimensions)
-        scales = cell("scales")
-        if scales:
-            contributions = contributions * np.asarray(scales, np.float32)[:, None]
-        offsets = cell("offsets")
+        stored = flat[ends[row] : ends[row + 1]]
+        text, tokens, kinds = cell("text"), tuple(cell("tokens")), tuple(cell("kinds"))
+        offsets = numbers("offsets", np.int32)
+        shares, scales = numbers("shares", np.float32), numbers("scales", np.float32)
+        embedding, reference = self.embeddings[row], self.references[row]
+        parts = (offsets, shares, scales, embedding, reference, stored)
+        if stored.size != len(tokens) * self._dimensions or _checksum((text, *tokens, *kinds), *parts) != cell(
+            "checksum"
+        ):
+            raise _DamageError(f"its text {row} is not what was written")
+        contributions = stored.reshape(-1, self._dimensions)
         return Decomposition(
-            text=cell("text"),
-            tokens=tuple(cell("tokens")),
-            offsets=tuple(zip(offsets[::2], offsets[1::2], strict=True)),
-            kinds=tuple(cell("kinds")),
+            text=text,
+            tokens=tokens,
+            offsets=tuple(map(tuple, offsets.reshape(-1, 2).tolist())),
+            kinds=kinds,
             boxes=None,
             image=None,
             truncated=cell("truncated"),
             unit=cell("unit"),
-            shares=np.asarray(cell("shares"), np.float32),
-            embedding=self.embeddings[row],
-            reference=self.references[row],
+            shares=shares,
+            embedding=embedding,
+            reference=reference,
             nodes=cell("nodes"),
             mode=cell("mode"),
             settings=settings,
-            contributions=contributions,
+            contributions=contributions * scales[:, None] if len(scales) else contributions,
         )
-
-
-def _fixed(matrix: NDArray[np.floating]) -> pa.Array:
-    return pa.FixedSizeListArray.from_arrays(pa.array(matrix.astype(np.float32).ravel()), matrix.shape[1])

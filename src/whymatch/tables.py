@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from whymatch.text import shown
+from whymatch.text import check_text, shown
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
@@ -19,6 +23,8 @@ FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 FIRST = ("text_a", "sentence1", "sentence_a", "text1", "query", "question", "premise", "anchor", "a")
 SECOND = ("text_b", "sentence2", "sentence_b", "text2", "document", "answer", "hypothesis", "positive", "b")
 TEXT = ("text", "document", "sentence", "content", "body", "passage")
+LONGEST_CELL = 16 * 2**20  # characters
+QUOTED = re.compile(r'"(?:[^"]|"")*"')
 SCORE = ("score", "label", "similarity", "similarity_score", "gold", "labels", "scores")
 
 
@@ -40,28 +46,48 @@ class Table:
     headed: bool  # whether the file itself names its columns
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], named: Sequence[str] | None = None) -> Table:
-        """Look at a file's beginning; ``named`` are columns that somebody says it has."""
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        named: Sequence[str] | None = None,
+        likely: Sequence[Sequence[str]] = (FIRST, SECOND),
+    ) -> Table:
+        """Look at a file's beginning.
+
+        Args:
+            named: columns that somebody says it has.
+            likely: what the columns that are needed may be called, each.
+        """
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {str(path)!r}")
-        if path.suffix.lower() not in FORMATS:
+        kind = path.suffix.lower()
+        if kind not in FORMATS:
             raise ValueError(f"{str(path)!r} is no table that can be read; give one of {', '.join(FORMATS)}")
-        if path.suffix.lower() == ".parquet":
-            return cls(path, tuple(_parquet(path).schema_arrow.names), True)
-        if path.suffix.lower() in (".jsonl", ".ndjson"):
-            first = next((row for row in _json_rows(path) if row.bad is None), None)
-            if first is None:
+        if kind == ".parquet":
+            return cls(path, _distinct(path, _parquet(path).schema_arrow.names), True)
+        _check_encoding(path)
+        if kind in (".jsonl", ".ndjson"):
+            # A row need not have every column.
+            beginning = islice((row for row in _json_rows(path) if row.bad is None), 100)
+            names = list(dict.fromkeys(name for row in beginning for name in row.cells))
+            if not names:
                 raise ValueError(f"{str(path)!r} has no row that is a JSON object")
-            return cls(path, tuple(first.cells), True)
-        first_row = next(_csv_cells(path), None)
-        if first_row is None:
-            raise ValueError(f"{str(path)!r} is empty")
-        names = [cell.strip() for cell in first_row[1]]
-        # Two of several cells must look like names: the first row may be one of texts.
-        known = sum(name.casefold() in {*FIRST, *SECOND, *TEXT, *SCORE} for name in names)
-        if known >= min(2, len(names)) or (named and set(named) <= set(names)):
             return cls(path, tuple(names), True)
+        first = next(_cells(path), None)
+        if first is None:
+            raise ValueError(f"{str(path)!r} is empty")
+        names = [cell.strip() for cell in first[1]]
+        if named and set(named) <= set(names):
+            return cls(path, _distinct(path, names), True)
+        # The first row may be one of texts: as many of its cells as are needed, or two, must look like names.
+        known = sum(name.casefold() in {*FIRST, *SECOND, *TEXT, *SCORE} for name in names)
+        if known >= min(2, len(names), len(likely)):
+            return cls(path, _distinct(path, names), True)
+        if named and not set(named) <= {str(i) for i in range(1, len(names) + 1)}:
+            raise ValueError(
+                f"{str(path)!r} does not name the columns {', '.join(named)}; its first row is {shown(names)}"
+            )
         return cls(path, tuple(str(i) for i in range(1, len(names) + 1)), False)
 
     def rows(self) -> Iterator[Row]:
@@ -75,12 +101,15 @@ class Table:
         elif kind in (".jsonl", ".ndjson"):
             yield from _json_rows(self.path)
         else:
-            for number, cells, bad in _csv_cells(self.path):
+            for number, cells, bad in _cells(self.path, len(self.columns)):
                 if number == 1 and self.headed:
                     continue
                 if bad is None and len(cells) < len(self.columns):
                     bad = f"it has {len(cells)} of {len(self.columns)} columns"
-                yield Row(number, dict(zip(self.columns, cells, strict=False)), bad)
+                elif bad is None and any(cells[len(self.columns) :]):
+                    bad = f"it has {len(cells)} columns instead of {len(self.columns)}: is a comma or a tab not quoted?"
+                named = dict(zip(self.columns, cells, strict=False))
+                yield Row(number, named if bad is None else {"cells": cells}, bad)
 
     def choose(self, wanted: Sequence[str] | None, likely: Sequence[Sequence[str]]) -> tuple[str, ...]:
         """The names of the columns that are wanted, or else of the likely ones; without names, the first ones."""
@@ -109,6 +138,28 @@ class Table:
             found.append(here[0])
         return tuple(found)
 
+    def said(self, chosen: Sequence[str]) -> str:
+        """Which columns were taken, for whoever asked."""
+        said = f"columns {', '.join(chosen)} of {self.path.name}"
+        return said if self.headed else f"{said}, whose first row is taken for texts and not for names"
+
+
+def text_of(row: Row, name: str) -> tuple[str, str | None]:
+    """A cell that must be a text, and why it is none that can be read."""
+    text = row.cells.get(name)
+    if row.bad is not None:
+        return "", row.bad
+    if text is None:
+        return "", f"{name} is missing"
+    if not isinstance(text, str):
+        return "", f"{name} is no text: {shown(text)}"
+    if not text.strip():
+        return "", f"{name} is empty"
+    try:
+        return check_text(text), None
+    except ValueError as error:
+        return "", str(error)
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -135,7 +186,7 @@ def read_scored_pairs(
     path: str | Path, columns: Sequence[str] | None = None, score_range: tuple[float, float] | None = None
 ) -> Pairs:
     """Pairs with scores from 0 to 1, of a range that is given or guessed: 0 to 1, or else 0 to 5."""
-    table = Table.open(path, columns)
+    table = Table.open(path, columns, (FIRST, SECOND, SCORE))
     names = table.choose(columns, (FIRST, SECOND, SCORE))
     texts, scores, numbers, bad = [], [], [], []
     for row in table.rows():
@@ -162,42 +213,136 @@ def read_scored_pairs(
 
 
 def _scored(row: Row, names: Sequence[str]) -> tuple[tuple[str, str], float, str | None]:
-    nothing = ("", "")
-    if row.bad is not None:
-        return nothing, 0.0, row.bad
-    a, b, score = (row.cells.get(name) for name in names)
-    for name, text in zip(names, (a, b), strict=False):
-        if not isinstance(text, str) or not text.strip():
-            return nothing, 0.0, f"{name} is {'empty' if text in (None, '') or isinstance(text, str) else 'no text'}"
+    (a, wrong_a), (b, wrong_b) = (text_of(row, name) for name in names[:2])
+    if wrong_a or wrong_b:
+        return (a, b), 0.0, wrong_a or wrong_b
+    score = row.cells.get(names[2])
     try:
         value = float(score)  # type: ignore[arg-type]  # what is no number is found out here
     except (TypeError, ValueError):
-        return nothing, 0.0, f"{names[2]} is {shown(str(score))}, not a number"
-    if not math.isfinite(value):
-        return nothing, 0.0, f"{names[2]} is {score}"
-    return (str(a), str(b)), value, None
+        return (a, b), 0.0, f"{names[2]} is {shown(score)}, not a number"
+    return (a, b), value, None if math.isfinite(value) else f"{names[2]} is {score}"
 
 
-def _csv_cells(path: Path) -> Iterator[tuple[int, list[str], str | None]]:
-    """Row by row, its number, its cells, and why they cannot be used."""
+def read_documents(path: str | os.PathLike[str], column: str | None = None) -> list[str]:
+    """Documents from a file: lines of text, or a table with a column of texts; a warning names rows without any."""
+    path = Path(path)
+    if path.suffix.lower() in FORMATS:
+        named = None if column is None else [column]
+        table = Table.open(path, named, (TEXT,))
+        if not table.headed and len(table.columns) > 1:
+            raise ValueError(
+                f'{str(path)!r} has {len(table.columns)} columns, and none that is called "text"; its first row is '
+                f"{shown(next(_cells(path))[1])}: say which column to use"
+            )
+        (name,) = table.choose(named, (TEXT,))
+        documents, bad = [], []
+        for row in table.rows():
+            text, wrong = text_of(row, name)
+            if wrong:
+                bad.append(f"row {row.number}: {wrong}")
+            else:
+                documents.append(text)
+        if bad:
+            more = " …" if len(bad) > 5 else ""
+            warnings.warn(f"{len(bad)} rows of {str(path)!r} passed over: {'; '.join(bad[:5])}{more}", stacklevel=2)
+    else:
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {str(path)!r}")
+        _check_encoding(path)
+        try:
+            with path.open(encoding="utf-8-sig") as file:
+                documents = [line.rstrip("\n") for line in file if line.strip()]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{str(path)!r} is not a text file in UTF-8: {error}") from None
+    if not documents:
+        raise ValueError(f"{str(path)!r} holds no documents: give one on each line")
+    return documents
+
+
+def _distinct(path: Path, names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if names.count(name) > 1 and name:
+            raise ValueError(f"{str(path)!r} has {names.count(name)} columns that are called {name!r}; name them apart")
+    return tuple(names)
+
+
+def _check_encoding(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise ValueError(f"{str(path)!r} is not in UTF-8 but in UTF-16; save it as UTF-8")
+
+
+class _Lines:
+    """Lines of a file, which can be given back."""
+
+    def __init__(self, file: Iterable[str]) -> None:
+        self._file = iter(file)
+        self._back: list[str] = []  # the next one last
+        self.taken: list[str] = []
+        self.ended = False
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._back.pop() if self._back else next(self._file, None)
+        if line is None:
+            self.ended = True
+            raise StopIteration
+        self.taken.append(line)
+        return line
+
+    def give_back(self) -> None:
+        """All but the first of those that were taken."""
+        self._back += reversed(self.taken[1:])
+        self.ended = False
+
+
+def _cells(path: Path, width: int | None = None) -> Iterator[tuple[int, list[str], str | None]]:
+    """Of a CSV or TSV file row by row: its number, its cells, and why they cannot be used."""
+    tabs = path.suffix.lower() == ".tsv"
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        tabs = path.suffix.lower() == ".tsv"
-        # Tab-separated files rarely quote: a lone quotation mark there is a character, not the begin of a long cell.
-        reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file)
         number = 0
-        while True:
-            try:
-                cells, bad = next(reader), None
-            except StopIteration:
-                return
-            except csv.Error as error:
-                cells, bad = [""], str(error)
+        for cells, bad in _tsv_cells(file) if tabs else _csv_cells(file, width):
             if not cells:
                 continue
             number += 1
             if any("\udc80" <= character <= "\udcff" for cell in cells for character in cell):
                 bad = "it is not UTF-8"
             yield number, cells, bad
+
+
+def _csv_cells(file: Iterable[str], width: int | None) -> Iterator[tuple[list[str], str | None]]:
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+    lines = _Lines(file)
+    reader = csv.reader(lines)
+    while True:
+        lines.taken.clear()
+        try:
+            cells = next(reader, None)
+        except csv.Error:
+            cells = []
+        else:
+            if cells is None:
+                return
+            if not lines.ended and (len(lines.taken) == 1 or width in (None, len(cells))):
+                yield cells, None
+                continue
+        # A quotation mark that nothing closes, or another row's, takes what follows for one cell. Only its own line is
+        # bad; the rest is read again.
+        first = lines.taken[0].rstrip("\r\n")
+        lines.give_back()
+        reader = csv.reader(lines)
+        yield [first], "a quotation mark opens in it and is not closed"
+
+
+def _tsv_cells(file: Iterable[str]) -> Iterator[tuple[list[str], str | None]]:
+    """Tab-separated files rarely quote: marks are not a cell's own only where they enclose it, as pandas writes it."""
+    for line in file:
+        cells = line.rstrip("\r\n").split("\t")
+        if cells != [""]:
+            yield [cell[1:-1].replace('""', '"') if QUOTED.fullmatch(cell) else cell for cell in cells], None
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
@@ -207,13 +352,18 @@ def _json_rows(path: Path) -> Iterator[Row]:
                 continue
             try:
                 value = json.loads(line)
-            except json.JSONDecodeError as error:
-                yield Row(number, {}, f"it is not JSON ({error.msg}): {shown(line.strip())}")
+            except (ValueError, RecursionError) as error:  # also numbers too long, and brackets too deep
+                said = getattr(error, "msg", error)
+                yield Row(
+                    number, {"line": line.strip()}, f"it is not JSON that can be read ({said}): {shown(line.strip())}"
+                )
                 continue
-            if isinstance(value, dict):
+            if isinstance(value, str):
+                yield Row(number, {TEXT[0]: value})
+            elif isinstance(value, dict):
                 yield Row(number, value)
             else:
-                yield Row(number, {}, f"it is no JSON object: {shown(line.strip())}")
+                yield Row(number, {"line": line.strip()}, f"it is no JSON object: {shown(line.strip())}")
 
 
 def _parquet(path: Path) -> Any:

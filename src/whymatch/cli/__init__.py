@@ -58,6 +58,6 @@ def main() -> None:
     warnings.showwarning = lambda message, *_args, **_kwargs: typer.echo(f"whymatch: {message}", err=True)
     try:
         app()
-    except (ValueError, TypeError, OSError, ArithmeticError) as error:
+    except (ValueError, TypeError, OSError, ArithmeticError, ImportError) as error:
         typer.echo(f"whymatch: {error}", err=True)
         sys.exit(2)

@@ -119,7 +119,7 @@ def rank(
     for path in (json, html):
         check_writable(path)
     check_text(query)
-    from whymatch.ranking import read_documents
+    from whymatch.tables import read_documents
 
     documents = read_documents(file)
     from whymatch import Explainer

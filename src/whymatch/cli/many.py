@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Corpus: TypeAlias = Annotated[Path, typer.Argument(help="Documents: lines of text, or a table with a column of texts.")]
 Folder: TypeAlias = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.")]
+Column: TypeAlias = Annotated[str | None, typer.Option(help="The column of texts.", show_default="guessed")]
 Moved: TypeAlias = Annotated[str | None, typer.Option(help="Where its model is now.", show_default="where it was")]
 
 Engine: TypeAlias = Annotated[str, typer.Option(help="local or ray.")]
@@ -57,7 +58,7 @@ def batch(
     from whymatch.tables import FIRST, SECOND, Table
 
     table = Table.open(pairs, names_of(columns))
-    typer.echo(f"columns {', '.join(table.choose(names_of(columns), (FIRST, SECOND)))} of {pairs}")
+    typer.echo(table.said(table.choose(names_of(columns), (FIRST, SECOND))))
     quiet_loading()
     explainer = Explainer(model, layer=layer, tolerance=tolerance)
     rate = TextColumn("{task.fields[rate]}")
@@ -81,13 +82,14 @@ def batch(
             ray=ray,
             watch=watch,
         )
-    said = f"; {found.bad:,} bad ones in {out / jobs.ERRORS}" if found.bad else ""
-    typer.echo(f"written: {found.done:,} rows to {out}{said}")
+    said = f"; {found.bad:,} bad ones in {jobs.beside(out) / jobs.ERRORS}" if found.bad else ""
+    typer.echo(f"written: {found.done - found.bad:,} rows to {out}{said}")
 
 
 def build(
     corpus: Corpus,
     folder: Folder,
+    column: Column = None,
     model: Model = None,
     layer: Layer = -2,
     tolerance: Tolerance = 1e-3,
@@ -103,9 +105,9 @@ def build(
     ray = _cluster(engine, address, workers, num_cpus, num_gpus)
     from whymatch import Explainer
     from whymatch.index import Index
-    from whymatch.ranking import read_documents
+    from whymatch.tables import read_documents
 
-    documents = read_documents(corpus)
+    documents = read_documents(corpus, column)
     quiet_loading()
     explainer = Explainer(model, layer=layer, tolerance=tolerance)
     with _counted("documents", len(documents)) as watch:
@@ -124,6 +126,7 @@ def build(
 def add(
     corpus: Corpus,
     folder: Folder,
+    column: Column = None,
     model: Moved = None,
     engine: Engine = "local",
     address: Address = None,
@@ -134,9 +137,9 @@ def add(
     """Decompose further documents into an index that is there."""
     ray = _cluster(engine, address, workers, num_cpus, num_gpus)
     from whymatch.index import Index
-    from whymatch.ranking import read_documents
+    from whymatch.tables import read_documents
 
-    documents = read_documents(corpus)
+    documents = read_documents(corpus, column)
     quiet_loading()
     found = Index.open(folder, model)
     with _counted("documents", len(documents)) as watch:
