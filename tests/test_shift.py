@@ -10,7 +10,7 @@ import pytest
 import torch
 import zoo
 
-from whymatch import Explainer, Explanation, training
+from whymatch import Explainer, Explanation, models, training
 from whymatch.inputs import Reading
 from whymatch.models import load as load_model
 from whymatch.reference import reference_features
@@ -295,3 +295,40 @@ def test_the_command_explains_with_the_models_own_reference(whymatch, load, tmp_
     assert abs(why.constant) < 1e-6 * max(1, abs(why.score))
     whymatch(*args, str(tmp_path / "pad.json"), "--reference", "pad", model=False)
     assert Explanation.load(tmp_path / "pad.json").settings.reference == "pad"
+
+
+def test_a_text_without_content_is_zero_whatever_it_is_batched_with(load):
+    adjusted = adjust(load("bert"))
+    found = adjusted.encode(["", *TEXTS], batch_size=8)
+    assert (found[0] == 0).all()
+    assert (adjusted.encode(["", *TEXTS], batch_size=8, normalize_embeddings=True)[0] == 0).all()
+
+
+def test_models_with_other_references_are_other_models(load):
+    model = load("bert")
+    assert models.identity(adjust(model)) != models.identity(adjust(model, reference="mask"))
+    assert models.identity(adjust(model)) == models.identity(adjust(model))
+
+
+def test_a_change_past_the_optimizer_is_seen(load):
+    """Through .data, which counts nothing: rows that change places, and a setting instead of a weight."""
+    adjusted = adjust(load("bert"))
+    words = adjusted[0].encoder[0].model.get_input_embeddings().weight
+    before = adjusted.encode(TEXTS)
+    pad = adjusted.tokenizer.pad_token_id
+    words.data[[pad, pad + 7]] = words.data[[pad + 7, pad]]
+    np.testing.assert_allclose(adjusted.encode(TEXTS), expected_again(adjusted), atol=1e-5)
+    assert np.abs(adjusted.encode(TEXTS) - before).max() > 1e-3
+    adjusted[0].encoder[1].pooling_mode = "max"
+    np.testing.assert_allclose(adjusted.encode(TEXTS), expected_again(adjusted), atol=1e-5)
+
+
+def expected_again(adjusted):
+    adjusted[0].forget()
+    return adjusted.encode(TEXTS)
+
+
+@pytest.mark.parametrize("reference", [None, 7, ""])
+def test_references_that_are_none(load, reference):
+    with pytest.raises(TypeError, match="an adjusted model's reference is 'pad', 'unk', 'mask' or a text, not"):
+        adjust(load("bert"), reference=reference)

@@ -36,7 +36,7 @@ def test_every_format_gives_the_same_pairs(tmp_path, name):
     assert pairs.texts == [row[:2] for row in ROWS]
     assert pairs.scores == [0.9, 0.0, 0.5]
     assert pairs.columns == ("sentence1", "sentence2", "score")
-    assert str(pairs) == f"3 pairs from {name} (columns sentence1, sentence2, score)"
+    assert str(pairs) == f"3 pairs from {name} (columns sentence1, sentence2, score; scores 0 to 5)"
 
 
 @pytest.mark.parametrize("name", ["pairs.csv", "pairs.tsv"])
@@ -91,6 +91,14 @@ def test_a_score_outside_its_range_is_an_error(tmp_path):
     assert read_scored_pairs(file, score_range=(0, 10)).scores == [0.1, 0.55]
     with pytest.raises(ValueError, match="from 5 to 0 is empty"):
         read_scored_pairs(file, score_range=(5, 0))
+
+
+def test_a_few_scores_above_1_say_nothing_about_their_range(tmp_path):
+    file = tmp_path / "pairs.csv"
+    file.write_text("sentence1,sentence2,score\n" + "a,b,0.5\n" * 60 + "c,d,1.0001\n")
+    with pytest.raises(ValueError, match=r"row 62 of .* has the score 1.0001, and only 1 of 61 are above 1"):
+        read_scored_pairs(file)
+    assert read_scored_pairs(file, score_range=(0, 2)).scores[0] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 import zoo
 
 pytest.importorskip("datasets", reason="training needs the extra train: pip install 'whymatch[train]'")
@@ -18,8 +20,9 @@ pytest.importorskip("accelerate", reason="training needs the extra train: pip in
 
 from whymatch import Explainer, models
 from whymatch.tables import Pairs
-from whymatch.training import Recipe, adjust, evaluate_sts, train
+from whymatch.training import Recipe, adjust, evaluate_sts, run, train
 from whymatch.training.data import Splits, read_splits
+from whymatch.training.loss import PairLoss, embed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -72,7 +75,7 @@ def test_training_learns_and_the_folder_is_a_model(base, splits, tmp_path, objec
     said = []
     recipe = Recipe(base=base, objective=objective, adjusted=adjusted, epochs=4, lr=2e-3, batch_size=8)
     record = train(recipe, splits, tmp_path / "out", say=said.append, device="cpu")
-    assert [line.split(":")[0] for line in said] == ["epoch 1", "epoch 2", "epoch 3", "epoch 4"]
+    assert [line.split(":")[0] for line in said] == ["epoch 1", "epoch 2", "epoch 3", "epoch 4", "written"]
     assert len(record["epochs"]) == 4
     assert record["dev"][objective] > before[objective] + 5
     assert record["dev"][objective] == pytest.approx(max(epoch[objective] for epoch in record["epochs"]), abs=1e-6)
@@ -82,23 +85,190 @@ def test_training_learns_and_the_folder_is_a_model(base, splits, tmp_path, objec
     assert not (tmp_path / "out/checkpoints").exists()
     assert not (tmp_path / "out/.whole").exists()
     card = (tmp_path / "out/README.md").read_text()
-    for part in (base, f"{record['test']['dot']:.2f}", "96 pairs from made up", "Explainer(", "weight_decay | 0.1"):
+    test = f"| test | {record['test']['cosine']:.2f} | {record['test']['dot']:.2f} |"
+    kept = f"dev, epoch {record['best_epoch']:g}, which was kept"
+    for part in (test, kept, "96 pairs from made up", 'Explainer("out")', "weight decay | 0.1", "base | "):
         assert part in card
+    assert base not in card  # where it lies is nobody's business
+    assert ("Scores are dot products" in card) == (objective == "dot")
+    assert ("trust_remote_code=True" in card) == adjusted
     why = Explainer(tmp_path / "out", fold_reference=False, tolerance=1e-4).explain("bad coffee", "good bread")
     if adjusted:
         assert abs(why.constant) < 1e-6 * max(1, abs(why.score))
     assert why.relative_error < 1e-4
 
 
+class Known(torch.nn.Module):
+    """A model whose embeddings are what it is given."""
+
+    device = torch.device("cpu")
+
+    def forward(self, features):
+        return {"sentence_embedding": features["x"]}
+
+
 @pytest.mark.parametrize(
-    "changes", [{"scale": "one"}, {"scale": "learned"}, {"own": 1.0}, {"teacher": "base"}, {"warmup": 0.0}]
+    ("objective", "scale", "own", "expected"),
+    [
+        ("cosine", 1.0, 0.0, (0.8**2 + 0.5**2) / 2),  # cosines 0.8 and 1 against 0 and 0.5
+        ("dot", 1.0, 0.0, (8.0**2 + 5.5**2) / 2),  # products 8 and 6
+        ("dot", 0.5, 0.0, (4.0**2 + 2.5**2) / 2),
+        ("dot", 0.5, 2.0, (4.0**2 + 2.5**2) / 2 + 2 * (11.5**2 + 0.0**2 + 1.0**2 + 8.0**2) / 4),  # 25, 2, 4 and 18
+    ],
 )
-def test_variants_of_the_dot_objective(base, splits, tmp_path, changes):
-    if "teacher" in changes:
-        changes = {"teacher": base}
-    record = train(Recipe(base=base, epochs=1, lr=3e-3, **changes), splits, tmp_path / "out", device="cpu")
-    assert record["steps"] == 6
-    assert np.isfinite(record["test"]["dot"])
+def test_the_objectives_by_hand(objective, scale, own, expected):
+    a, b = torch.tensor([[3.0, 4.0], [1.0, 1.0]]), torch.tensor([[0.0, 2.0], [3.0, 3.0]])
+    loss = PairLoss(Known(), objective, scale, own=own)
+    found = loss([{"x": a}, {"x": b}], torch.tensor([0.0, 0.5]))
+    assert found.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_learned_scale_is_learned_and_not_decayed(base, splits, tmp_path, monkeypatch):
+    groups = {}
+    original = run._Trainer.create_optimizer
+
+    def create(self, *args, **kwargs):
+        optimizer = original(self, *args, **kwargs)
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                groups[weight] = (group["lr"], group["weight_decay"])
+        scale = self.loss.log_scale
+        assert groups[scale] == (1e-2, 0.0)
+        assert {decay for weight, (_, decay) in groups.items() if weight.ndim == 2} == {0.25}
+        return optimizer
+
+    monkeypatch.setattr(run._Trainer, "create_optimizer", create)
+    recipe = Recipe(base=base, epochs=1, lr=1e-3, weight_decay=0.25)
+    learned = train(dataclasses.replace(recipe, scale="learned"), splits, tmp_path / "a", device="cpu")["scale"]
+    monkeypatch.undo()
+    usual = train(recipe, splits, tmp_path / "b", device="cpu")["scale"]
+    assert learned != usual
+    assert train(dataclasses.replace(recipe, scale="one"), splits, tmp_path / "c", device="cpu")["scale"] == 1.0
+    texts = [a for a, _ in splits.train.texts]
+    vectors = adjust(models.load(base, "cpu")[0]).encode(texts)
+    assert usual == pytest.approx(1 / np.square(vectors).sum(1).mean(), rel=1e-4)
+
+
+def test_a_teacher_counts_as_much_as_people(base, splits):
+    model, _ = models.load(base, "cpu")
+    found = run._taught(base, splits, "cpu")
+    for (a, b), score, taught in zip(splits.train.texts, splits.train.scores, found, strict=True):
+        cosine = model.similarity(*model.encode([a, b])).item()
+        assert taught == pytest.approx((score + cosine) / 2, abs=1e-5)
+
+
+def test_the_learning_rate_rises_and_falls(base, splits, tmp_path, monkeypatch):
+    rates = []
+    original = run._Scribe.on_step_end
+
+    def note(self, args, state, control, **kwargs):
+        rates.append(kwargs["lr_scheduler"].get_last_lr()[0])
+        original(self, args, state, control, **kwargs)
+
+    monkeypatch.setattr(run._Scribe, "on_step_end", note)
+    train(Recipe(base=base, epochs=2, lr=1e-3, warmup=0.5), splits, tmp_path / "out", device="cpu")
+    assert len(rates) == 12
+    assert rates[5] == max(rates) == pytest.approx(1e-3)
+    assert rates == sorted(rates[:6]) + sorted(rates[6:], reverse=True)
+
+
+def total(model) -> float:
+    return sum(weight.detach().double().sum().item() for weight in model.parameters())
+
+
+def test_the_best_epoch_is_kept_and_not_the_last(base, splits, tmp_path, monkeypatch):
+    """Judged by a split on which the second epoch is made to be the best."""
+    seen = []
+    original = run.evaluate_sts
+
+    def judged(model, pairs):
+        found = original(model, pairs)
+        if pairs is splits.dev:
+            weights = total(model)
+            seen.append(weights)
+            found = {
+                "cosine": 50.0,
+                "dot": 90.0 if abs(weights - seen[min(1, len(seen) - 1)]) < 1e-9 and len(seen) > 1 else 60.0,
+            }
+        return found
+
+    monkeypatch.setattr(run, "evaluate_sts", judged)
+    record = train(Recipe(base=base, epochs=3, lr=1e-3), splits, tmp_path / "out", device="cpu")
+    assert [epoch["dot"] for epoch in record["epochs"]] == [60.0, 90.0, 60.0]
+    assert record["best_epoch"] == 2
+    assert seen[3] == seen[1] != seen[2]
+    model, _ = models.load(tmp_path / "out", "cpu")
+    assert total(model) == pytest.approx(seen[1], abs=1e-6)
+
+
+def test_a_best_epoch_that_cannot_be_read_back_is_an_error(base, splits, tmp_path, monkeypatch):
+    monkeypatch.setattr(run._Trainer, "_load_best_model", lambda _: None)
+    scores = iter([90.0, 60.0, 60.0])
+    monkeypatch.setattr(run, "evaluate_sts", lambda *_: dict.fromkeys(("cosine", "dot"), next(scores)))
+    with pytest.raises(OSError, match="the weights of epoch 1, the best, could not be read back"):
+        train(
+            Recipe(base=base, epochs=2, lr=1e-3), dataclasses.replace(splits, test=None), tmp_path / "out", device="cpu"
+        )
+    assert not (tmp_path / "out/modules.json").exists()
+
+
+def test_correlations_by_hand():
+    vectors = {"a": [1.0, 0.0], "b": [2.0, 0.0], "c": [0.0, 3.0], "d": [1.0, 1.0]}
+
+    class Fixed:
+        def encode(self, texts, **_):
+            return np.array([vectors[text] for text in texts])
+
+    texts = [("a", "b"), ("a", "c"), ("c", "d"), ("b", "d")]  # cosine 1, 0, .71, .71; dot 2, 0, 3, 2
+    found = evaluate_sts(Fixed(), Pairs("p", ("a", "b", "s"), texts, [1.0, 0.0, 0.6, 0.5]))
+    assert found["cosine"] == pytest.approx(100 * (1 - 0.05), abs=0.2)  # one tie of four
+    assert found["dot"] == pytest.approx(100 * 0.6325, abs=0.1)
+    with pytest.raises(ArithmeticError, match="people's scores of the 4 pairs from p rank nothing"):
+        evaluate_sts(Fixed(), Pairs("p", ("a", "b", "s"), texts, [1.0] * 4))
+
+
+def test_what_is_wrong_leaves_nothing_behind(base, splits, tmp_path):
+    for changes in ({"base": "acme/nothing"}, {"teacher": "acme/nothing"}):
+        with pytest.raises((OSError, ValueError), match="acme/nothing"):
+            train(Recipe(**({"base": base} | changes)), splits, tmp_path / "out", device="cpu")
+        assert not (tmp_path / "out").exists()
+    same = Pairs("p", ("a", "b", "s"), splits.dev.texts, [0.5] * len(splits.dev))
+    with pytest.raises(ValueError, match="all dev pairs from p have one score"):
+        train(Recipe(base=base), dataclasses.replace(splits, dev=same), tmp_path / "out", device="cpu")
+    adjust(models.load(base, "cpu")[0]).save(str(tmp_path / "adjusted"))
+    with pytest.raises(ValueError, match="is an adjusted model; a plain one"):
+        train(Recipe(base=str(tmp_path / "adjusted"), adjusted=False), splits, tmp_path / "out", device="cpu")
+
+
+def test_texts_are_trained_with_the_prompt_that_they_are_read_with(base, splits, tmp_path, monkeypatch):
+    model, _ = models.load(base, "cpu")
+    model.prompts, model.default_prompt_name = {"p": "the coffee: "}, "p"
+    model.save(str(tmp_path / "prompted"))
+    seen = []
+    original = PairLoss.forward
+
+    def forward(self, features, labels):
+        features = list(features)
+        seen.extend(self.model.tokenizer.batch_decode(features[0]["input_ids"]))
+        return original(self, features, labels)
+
+    monkeypatch.setattr(PairLoss, "forward", forward)
+    train(Recipe(base=str(tmp_path / "prompted"), epochs=1), splits, tmp_path / "out", device="cpu")
+    assert seen
+    assert all("the coffee" in text.lower() for text in seen)
+
+
+def test_progress_is_shown(whymatch, base, splits, tmp_path):
+    for name, some in vars(splits).items():
+        write_csv(tmp_path / f"pairs-{name}.csv", some)
+    files = ["--data", str(tmp_path / "pairs-train.csv"), "--base", base, "--epochs", "1", "--out", str(tmp_path / "o")]
+    out, err = whymatch("train", *files, model=False)
+    assert "6/6" in err
+    assert "eval_" not in out + err
+    assert out.splitlines()[-2:] == [
+        f"written: {tmp_path / 'o'}",
+        next(line for line in out.splitlines() if "test: S" in line),
+    ]
 
 
 def test_a_seed_decides(base, splits, tmp_path):
@@ -127,7 +297,7 @@ def test_killed_and_resumed_it_ends_as_if_it_had_not_been(base, splits, tmp_path
     environment = os.environ | {"TQDM_DISABLE": "1"}
     whole = subprocess.run([*command, "--out", tmp_path / "whole"], capture_output=True, text=True, env=environment)
     assert whole.returncode == 0, whole.stderr
-    assert "train: 96 pairs from pairs-train.csv (columns 1, 2, 3)" in whole.stdout
+    assert "train: 96 pairs from pairs-train.csv (columns 1, 2, 3; scores 0 to 5)" in whole.stdout
     assert "dev: 96 pairs from pairs-dev.csv" in whole.stdout
     assert "test: Spearman" in whole.stdout
     out = tmp_path / "killed"
@@ -154,6 +324,8 @@ def test_killed_and_resumed_it_ends_as_if_it_had_not_been(base, splits, tmp_path
     records = [json.loads((folder / "training.json").read_text()) for folder in (tmp_path / "whole", out)]
     assert [one["epoch"] for one in records[1]["epochs"]] == [1, 2, 3, 4]
     assert records[1]["test"] == pytest.approx(records[0]["test"], abs=1e-3)
+    assert records[1]["scale"] == pytest.approx(records[0]["scale"], rel=1e-6)
+    assert records[0]["scale"] != 1.0
     third = subprocess.run([*command, "--out", out, "--resume"], capture_output=True, text=True, env=environment)
     assert "is finished already" in third.stdout
 
@@ -195,7 +367,7 @@ def test_parts_beside_a_file_are_found_and_else_held_out(tmp_path):
     found = read_splits(str(tmp_path / "x-train.csv"))
     assert (len(found.train), len(found.dev), found.test) == (45, 5, None)
     assert "held out" in str(found)
-    assert not set(found.train.texts) & (set(found.dev.texts) - set(found.train.texts))
+    assert sorted(found.train.texts + found.dev.texts) == sorted(pairs(50).texts)
     write_csv(tmp_path / "x-validation.csv", pairs(7, 1))
     write_csv(tmp_path / "other.csv", pairs(9, 2))
     found = read_splits(str(tmp_path / "x-train.csv"), test=str(tmp_path / "other.csv"))
@@ -226,7 +398,7 @@ def test_a_folder_of_the_datasets_library(tmp_path, monkeypatch):
 def test_evaluation_on_the_command_line(whymatch, base, tmp_path):
     file = write_csv(tmp_path / "pairs.csv", pairs(30))
     out, _ = whymatch("evaluate-sts", base, "--data", str(file), "--json", str(tmp_path / "x.json"), model=False)
-    assert "30 pairs from pairs.csv (columns 1, 2, 3)" in out
+    assert "30 pairs from pairs.csv (columns 1, 2, 3; scores 0 to 5)" in out
     found = json.loads((tmp_path / "x.json").read_text())["spearman"]
     assert f"{found['cosine']:.2f} by cosine, {found['dot']:.2f} by dot product" in out
     _, err = whymatch("evaluate-sts", base, "--data", "none.csv", code=2, model=False)
@@ -236,13 +408,26 @@ def test_evaluation_on_the_command_line(whymatch, base, tmp_path):
 @pytest.mark.parametrize("kind", ["bert", "roberta", "t5", "qwen3"])
 @pytest.mark.parametrize("adjusted", [True, False])
 def test_texts_that_run_together_are_embedded_as_they_are_alone(load, kind, adjusted):
-    import torch
-
-    from whymatch.training.loss import embed
-
     model = (adjust(load(kind, torch.float64)) if adjusted else load(kind, torch.float64)).eval()
     some = pairs(15)
     texts = [[f"{a} {a}" if i % 3 else a for i, (a, _) in enumerate(some.texts)], [b for _, b in some.texts]]
     found = embed(model, [model.preprocess(column) for column in texts])
     for one, column in zip(found, texts, strict=True):
         np.testing.assert_allclose(one.detach().numpy(), model.encode(column), atol=1e-6)
+
+
+def test_the_gradient_of_texts_and_references_that_run_together(load):
+    model = adjust(load("bert", torch.float64)).eval()
+    some = pairs(12)
+    texts = [[f"{a} {a}" if i % 3 else a for i, (a, _) in enumerate(some.texts)], [b for _, b in some.texts]]
+    found = embed(model, [model.preprocess(column) for column in texts])
+    alone = [
+        torch.stack([model(model.preprocess([text]))["sentence_embedding"][0] for text in column]) for column in texts
+    ]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    for one, other in zip(found, alone, strict=True):
+        torch.testing.assert_close(one, other)
+    gradients = [torch.autograd.grad((a * b).sum(), weights, allow_unused=True) for a, b in (found, alone)]
+    for one, other in zip(*gradients, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one, other)

@@ -23,6 +23,7 @@ FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 FIRST = ("text_a", "sentence1", "sentence_a", "text1", "query", "question", "premise", "anchor", "a")
 SECOND = ("text_b", "sentence2", "sentence_b", "text2", "document", "answer", "hypothesis", "positive", "b")
 TEXT = ("text", "document", "sentence", "content", "body", "passage")
+FEW = 0.05  # the share of scores above 1 that says nothing about their range
 LONGEST_CELL = 16 * 2**20  # characters
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 SCORE = ("score", "label", "similarity", "similarity_score", "gold", "labels", "scores")
@@ -170,12 +171,14 @@ class Pairs:
     texts: list[tuple[str, str]]
     scores: list[float]
     bad: list[tuple[int, str]] = field(default_factory=list)  # the numbers of rows that were left out, and why
+    score_range: tuple[float, float] = (0.0, 1.0)  # of the scores in the file
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def __str__(self) -> str:
-        said = f"{len(self):,} pairs from {self.source} (columns {', '.join(self.columns)})"
+        low, high = self.score_range
+        said = f"{len(self):,} pairs from {self.source} (columns {', '.join(self.columns)}; scores {low:g} to {high:g})"
         if not self.bad:
             return said
         named = "; ".join(f"row {number}: {reason}" for number, reason in self.bad[:5])
@@ -200,7 +203,7 @@ def read_scored_pairs(
     if not texts:
         why = f": row {bad[0][0]}: {bad[0][1]}" if bad else ""
         raise ValueError(f"{str(path)!r} holds no pair with a score{why}")
-    low, high = score_range or ((0.0, 1.0) if max(scores) <= 1 else (0.0, 5.0))
+    low, high = score_range or _guessed_range(scores, numbers, path)
     if not low < high:
         raise ValueError(f"a range of scores from {low:g} to {high:g} is empty")
     for number, score in zip(numbers, scores, strict=True):
@@ -209,7 +212,19 @@ def read_scored_pairs(
                 f"row {number} of {str(path)!r} has the score {score:g}, outside {low:g} to {high:g}; correct it, or "
                 "say what the range is"
             )
-    return Pairs(Path(path).name, names, texts, [(score - low) / (high - low) for score in scores], bad)
+    rescaled = [(score - low) / (high - low) for score in scores]
+    return Pairs(Path(path).name, names, texts, rescaled, bad, (low, high))
+
+
+def _guessed_range(scores: Sequence[float], numbers: Sequence[int], path: str | Path) -> tuple[float, float]:
+    """0 to 1, or 0 to 5 if many scores say so; a few that do are rather wrong."""
+    above = [i for i, score in enumerate(scores) if score > 1]
+    if above and len(above) < FEW * len(scores):
+        raise ValueError(
+            f"row {numbers[above[0]]} of {str(path)!r} has the score {scores[above[0]]:g}, and only {len(above)} of "
+            f"{len(scores):,} are above 1; correct it, or say what the range is"
+        )
+    return (0.0, 5.0) if above else (0.0, 1.0)
 
 
 def _scored(row: Row, names: Sequence[str]) -> tuple[tuple[str, str], float, str | None]:

@@ -13,7 +13,10 @@ from whymatch.files import written_aside
 
 def train(
     data: Annotated[
-        str, typer.Option(metavar="FILE|NAME", help="Scored pairs: CSV, TSV, JSONL, Parquet, or a dataset's name.")
+        str,
+        typer.Option(
+            metavar="FILE|NAME", help="Scored pairs: CSV, TSV, JSONL, Parquet, or a dataset's name[:configuration]."
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the new model.")],
     objective: Annotated[str, typer.Option(help="What the score is: dot or cosine.")] = "dot",
@@ -59,11 +62,10 @@ def train(
     splits = read_splits(data, dev, test, names_of(columns), range_of(score_range), seed)
     typer.echo(splits)
     quiet_loading()
-    record = run(recipe, splits, out, resume=resume, say=typer.echo)
+    record = run(recipe, splits, out, resume=resume, say=typer.echo, progress=True)
     if "test" in record:
         found = record["test"]
         typer.echo(f"test: Spearman {found['cosine']:.2f} by cosine, {found['dot']:.2f} by dot product")
-    typer.echo(f"written: {out}")
 
 
 def evaluate_sts(

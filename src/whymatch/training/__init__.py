@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 from whymatch import lazy
 
 if TYPE_CHECKING:
+    from whymatch.training.data import read_splits
     from whymatch.training.run import Recipe, train
     from whymatch.training.shift import ReferenceShift, adjust, load
     from whymatch.training.sts import evaluate_sts
 
-__all__ = ["Recipe", "ReferenceShift", "adjust", "evaluate_sts", "load", "train"]
+__all__ = ["Recipe", "ReferenceShift", "adjust", "evaluate_sts", "load", "read_splits", "train"]
 
 __getattr__, __dir__ = lazy.attributes(
     __name__,
@@ -19,6 +20,7 @@ __getattr__, __dir__ = lazy.attributes(
         "adjust": "shift",
         "evaluate_sts": "sts",
         "load": "shift",
+        "read_splits": "data",
         "train": "run",
     },
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
-def card(record: dict[str, Any]) -> str:
+def card(record: dict[str, Any], name: str) -> str:
+    """The card of a model in a folder of that name."""
     environment = Environment(
         loader=PackageLoader("whymatch.training"),
         undefined=StrictUndefined,
@@ -15,4 +18,16 @@ def card(record: dict[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("card.md").render(record=record, recipe=record["recipe"])
+    recipe = record["recipe"]
+    dot_only = ("scale", "own", "teacher") if recipe["objective"] == "cosine" else ()
+    settings = {key: value for key, value in recipe.items() if key not in ("base", *dot_only) and value is not None}
+    # A folder's path says nothing to others, and where it lies is nobody's business.
+    hub_id = recipe["base"] if re.fullmatch(r"[\w.-]+/[\w.-]+", recipe["base"]) else None
+    return environment.get_template("card.md").render(
+        record=record,
+        recipe=recipe,
+        settings=settings,
+        name=name,
+        hub_id=hub_id,
+        base=hub_id or Path(recipe["base"]).name,
+    )

@@ -54,9 +54,9 @@ def read_splits(
     dev_path, test_path = (
         Path(given) if given else _beside(path, names) for given, names in ((dev, DEV), (test, TEST))
     )
-    judged = read_scored_pairs(test_path, columns, score_range) if test_path else None
+    judged = read_scored_pairs(test_path, columns, train.score_range) if test_path else None
     if dev_path:
-        return Splits(train, read_scored_pairs(dev_path, columns, score_range), judged)
+        return Splits(train, read_scored_pairs(dev_path, columns, train.score_range), judged)
     return Splits(*_held_out(train, seed), judged)
 
 
@@ -77,20 +77,24 @@ def _held_out(pairs: Pairs, seed: int) -> tuple[Pairs, Pairs]:
     def part(numbers: Sequence[int], source: str) -> Pairs:
         chosen = sorted(numbers)
         texts, scores = [pairs.texts[i] for i in chosen], [pairs.scores[i] for i in chosen]
-        return Pairs(source, pairs.columns, texts, scores, pairs.bad if source == pairs.source else [])
+        bad = pairs.bad if source == pairs.source else []
+        return Pairs(source, pairs.columns, texts, scores, bad, pairs.score_range)
 
     return part(order[count:], pairs.source), part(order[:count], f"{pairs.source}, held out")
 
 
 def _from_hub(name: str, columns: Sequence[str] | None, score_range: tuple[float, float] | None, seed: int) -> Splits:
+    """A dataset by its name; a configuration of it follows a colon."""
     import tempfile
 
+    need_training()
     from datasets import load_dataset
     from datasets.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    dataset, _, configuration = name.partition(":")
     try:
-        parts = load_dataset(name)
+        parts = load_dataset(dataset, configuration or None)
     except Exception as error:
         raise ValueError(
             f"cannot read {name!r}: it is no file, and no dataset of that name is found here or on the hub "
@@ -100,14 +104,25 @@ def _from_hub(name: str, columns: Sequence[str] | None, score_range: tuple[float
         raise ValueError(f"the dataset {name!r} has no part called train; it has {', '.join(parts)}")
     with tempfile.TemporaryDirectory() as folder:
 
-        def part(names: Sequence[str]) -> Pairs | None:
+        def part(names: Sequence[str], score_range: tuple[float, float] | None) -> Pairs | None:
             found = next((one for one in names if one in parts), None)
             if found is None:
                 return None
-            file = Path(folder) / f"{name.replace('/', '.')}.{found}.parquet"
+            file = Path(folder) / f"{name.replace('/', '.').replace(':', '.')}.{found}.parquet"
             parts[found].to_parquet(file)
             return read_scored_pairs(file, columns, score_range)
 
-        train, dev, test = part(["train"]), part(DEV), part(TEST)
-    assert train is not None
+        train = part(["train"], score_range)
+        assert train is not None
+        dev, test = (part(names, train.score_range) for names in (DEV, TEST))
     return Splits(train, dev, test) if dev else Splits(*_held_out(train, seed), test)
+
+
+def need_training() -> None:
+    """An error unless the extra is here."""
+    from sentence_transformers.util import is_training_available
+
+    if not is_training_available():
+        raise ModuleNotFoundError(
+            "training needs the extra train (datasets, accelerate): pip install 'whymatch[train]'"
+        )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, mse_loss, pad
+
+from whymatch.training.shift import shift_of
 
 TOGETHER = 8  # texts of about one length that run together: more of them are padded more
 
@@ -50,22 +52,35 @@ class PairLoss(nn.Module):
 
 
 def embed(model: Any, columns: Sequence[dict[str, Any]]) -> list[Tensor]:
-    """The embeddings of every column of a batch; texts of about one length run together, and so are padded little."""
+    """The embeddings of every column of a batch.
+
+    Texts of about one length run together, and so are padded little; an adjusted model's references run among them,
+    each once.
+    """
     merged = _merged(model, columns)
     if merged is None:
         return [model(dict(features))["sentence_embedding"] for features in columns]
-    lengths = merged["attention_mask"].sum(1)
-    order = lengths.argsort()
-    found = []
-    for rows in order.tensor_split(-(-len(order) // TOGETHER)):
-        longest = int(lengths[rows].max())
-        features = {
-            name: value[rows, :longest] if isinstance(value, Tensor) else value for name, value in merged.items()
-        }
-        found.append(model(features)["sentence_embedding"])
-    embeddings = torch.cat(found)[order.argsort()]
     ends = list(accumulate(len(features["input_ids"]) for features in columns))
+    shift = shift_of(model)
+    if shift is None or len(list(model.children())) > 1:
+        embeddings = _by_length(lambda features: model(features)["sentence_embedding"], merged)
+    else:
+        both, number = shift.with_references(merged)
+        found = _by_length(shift.unshifted, both)
+        embeddings = found[: ends[-1]] - found[number]
     return list(embeddings.tensor_split(ends[:-1]))
+
+
+def _by_length(run: Callable[[dict[str, Any]], Tensor], features: dict[str, Any]) -> Tensor:
+    lengths = features["attention_mask"].sum(1)
+    order = lengths.argsort()
+    # Where there is much to do at once, one large batch is faster than several that are padded less.
+    together = TOGETHER if lengths.device.type == "cpu" else len(order)
+    found = []
+    for rows in order.tensor_split(-(-len(order) // together)):
+        longest = int(lengths[rows].max())
+        found.append(run({n: v[rows, :longest] if isinstance(v, Tensor) else v for n, v in features.items()}))
+    return torch.cat(found)[order.argsort()]
 
 
 def _merged(model: Any, columns: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -12,18 +12,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from whymatch import __version__, models
-from whymatch.files import written_aside
-from whymatch.training.data import Splits
+from whymatch.files import held, made, written_aside
+from whymatch.training.card import card
+from whymatch.training.data import Splits, need_training
+from whymatch.training.loss import PairLoss, usual_scale
+from whymatch.training.shift import adjust, shift_of
 from whymatch.training.sts import evaluate_sts
 
 RECORD = "training.json"
 CHECKPOINTS = "checkpoints"
 SCALE = "scale.json"
 SAMPLE = 256  # texts that the scale is taken from
+SAME = 0.05  # a difference of correlations, times 100, that only rounding makes
 
 
 @dataclass(frozen=True)
@@ -67,81 +75,122 @@ def train(
     resume: bool = False,
     say: Callable[[str], None] = lambda _: None,
     device: str | None = None,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Train, keep the best epoch by the dev split, judge it by the test split; returns what ``training.json`` records.
 
     The folder holds a model only when training has ended. Until then it holds what is needed to resume.
     """
+    need_training()
     out = Path(out)
     record = _begin(recipe, splits, out, resume)
     if record.get("finished"):
         say(f"{str(out)!r} is finished already: nothing to resume")
         return record
-    _need_training()
-    import torch
-    from datasets import Dataset
-    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-    from transformers import set_seed
-
-    from whymatch.training.loss import PairLoss, usual_scale
-
+    for name, pairs in vars(splits).items():
+        if pairs is not None and len(set(pairs.scores)) < 2:
+            raise ValueError(
+                f"all {name} pairs from {pairs.source} have one score: they can teach and judge no ranking"
+            )
     set_seed(recipe.seed)
-    model, _ = models.load(recipe.base, device)
-    if recipe.adjusted:
-        from whymatch.training.shift import adjust, shift_of
+    # Everything that is named is loaded before anything is written: a name that is wrong leaves nothing behind.
+    model = _base(recipe, device)
+    labels = splits.train.scores if recipe.teacher is None else _taught(recipe.teacher, splits, device)
+    with held(made(out / CHECKPOINTS)):
+        _write(record, out)
+        _train(model, labels, recipe, splits, out, record, say, progress)
+        _finish(model, record, out)
+    say(f"written: {out}")
+    return record
 
-        model = model if shift_of(model) is not None else adjust(model)
+
+def _base(recipe: Recipe, device: str | None) -> Any:
+    model, _ = models.load(recipe.base, device)
+    if shift_of(model) is not None and not recipe.adjusted:
+        raise ValueError(f"{recipe.base!r} is an adjusted model; a plain one is trained from a base that is not")
+    if recipe.adjusted and shift_of(model) is None:
+        model = adjust(model)
     model.similarity_fn_name = recipe.objective
-    labels = splits.train.scores
-    if recipe.teacher is not None:
-        labels = _taught(recipe.teacher, splits, device)
+    return model
+
+
+def _train(
+    model: Any,
+    labels: list[float],
+    recipe: Recipe,
+    splits: Splits,
+    out: Path,
+    record: dict[str, Any],
+    say: Callable[[str], None],
+    progress: bool,
+) -> None:
+    from datasets import Dataset
+
     columns = {"sentence1": [a for a, _ in splits.train.texts], "sentence2": [b for _, b in splits.train.texts]}
-    dot = recipe.objective == "dot"
+    dot, device = recipe.objective == "dot", torch.device(model.device).type
     scale = usual_scale(model, columns["sentence1"][:SAMPLE]) if dot and recipe.scale != "one" else 1.0
     loss = PairLoss(model, recipe.objective, scale, learned=dot and recipe.scale == "learned", own=recipe.own)
-    args = SentenceTransformerTrainingArguments(
-        output_dir=str(out / CHECKPOINTS),
-        num_train_epochs=recipe.epochs,
-        per_device_train_batch_size=recipe.batch_size,
-        learning_rate=recipe.lr,
-        learning_rate_mapping={"^log_scale$": 1e-2} if recipe.scale == "learned" and dot else {},
-        weight_decay=recipe.weight_decay,
-        warmup_steps=recipe.warmup,
-        seed=recipe.seed,
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        save_total_limit=2,
-        load_best_model_at_end=True,
-        metric_for_best_model=f"eval_{recipe.objective}",
-        greater_is_better=True,
-        logging_strategy="epoch",
-        report_to="none",
-        use_cpu=torch.device(model.device).type == "cpu",
-        dataloader_pin_memory=torch.device(model.device).type == "cuda",
-    )
-    trainer = SentenceTransformerTrainer(
+    scribe = _Scribe(out, record, loss, say, progress)
+    trainer = _Trainer(
         model=model,
-        args=args,
+        args=SentenceTransformerTrainingArguments(
+            output_dir=str(out / CHECKPOINTS),
+            num_train_epochs=recipe.epochs,
+            per_device_train_batch_size=recipe.batch_size,
+            learning_rate=recipe.lr,
+            learning_rate_mapping={"^log_scale$": 1e-2} if loss.log_scale.requires_grad else {},
+            weight_decay=recipe.weight_decay,
+            warmup_steps=recipe.warmup,
+            seed=recipe.seed,
+            # A model that reads every text with a prompt is trained with it.
+            prompts=model.prompts[model.default_prompt_name] if model.default_prompt_name else None,
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            save_total_limit=2,
+            load_best_model_at_end=True,
+            metric_for_best_model=f"eval_{recipe.objective}",
+            greater_is_better=True,
+            logging_strategy="epoch",
+            disable_tqdm=True,  # the scribe shows how far it is
+            report_to="none",
+            use_cpu=device == "cpu",
+            dataloader_pin_memory=device == "cuda",
+        ),
         train_dataset=Dataset.from_dict({**columns, "score": labels}),
         loss=loss,
         evaluator=_Judge(splits, recipe.objective),
-        callbacks=[_Scribe(out, record, loss, say)],
+        callbacks=[scribe],
     )
+    trainer.remove_callback(PrinterCallback)
     last = _last_checkpoint(out / CHECKPOINTS)
     if last is not None:
         loss.log_scale.data.fill_(json.loads((last / SCALE).read_text(encoding="utf-8")))
         say(f"resuming from {last.name}")
-    started = time.perf_counter()
-    done = trainer.train(resume_from_checkpoint=None if last is None else str(last))
-    record["seconds"] = record.get("seconds", 0.0) + time.perf_counter() - started
-    record["steps"] = int(done.global_step)
+    with scribe:
+        done = trainer.train(resume_from_checkpoint=None if last is None else str(last))
     model.eval()
-    record["dev"] = evaluate_sts(model, splits.dev)
+    best = max(record["epochs"], key=lambda epoch: float(epoch[recipe.objective]))
+    record |= {
+        "steps": int(done.global_step),
+        "scale": loss.log_scale.exp().item() if dot else None,
+        "best_epoch": best["epoch"],
+        "dev": evaluate_sts(model, splits.dev),
+    }
     if splits.test is not None:
         record["test"] = evaluate_sts(model, splits.test)
+    if abs(record["dev"][recipe.objective] - best[recipe.objective]) > SAME:
+        raise OSError(
+            f"the weights of epoch {best['epoch']:g}, the best, could not be read back from "
+            f"{str(out / CHECKPOINTS)!r}; train into another folder"
+        )
     record["finished"] = True
-    _finish(model, record, out)
-    return record
+
+
+class _Trainer(SentenceTransformerTrainer):  # type: ignore[misc]
+    """The library's, but a scale is no weight that should decay."""
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        return [name for name in super().get_decay_parameter_names(model) if name != "log_scale"]
 
 
 class _Judge(BaseEvaluator):  # type: ignore[misc]
@@ -157,24 +206,48 @@ class _Judge(BaseEvaluator):  # type: ignore[misc]
 
 
 class _Scribe(TrainerCallback):  # type: ignore[misc]
-    """Says and records how each epoch ended, and keeps the loss's own weight with each checkpoint."""
+    """Shows how far training is, says and records how each epoch ended, and keeps the scale with each checkpoint."""
 
-    def __init__(self, out: Path, record: dict[str, Any], loss: Any, say: Callable[[str], None]) -> None:
-        self.out, self.record, self.loss, self.say = out, record, loss, say
+    def __init__(
+        self, out: Path, record: dict[str, Any], loss: Any, say: Callable[[str], None], progress: bool
+    ) -> None:
+        self._out, self._record, self._loss, self._say = out, record, loss, say
+        columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not progress)
+        self._task = self._bar.add_task("steps", total=None)
+        self._since = time.perf_counter()
+
+    def __enter__(self) -> None:
+        self._bar.start()
+        self._since = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        self._record["seconds"] = self._seconds()
+
+    def _seconds(self) -> float:
+        """Of all runs that this record is of."""
+        now = time.perf_counter()
+        found = float(self._record.get("seconds", 0.0)) + now - self._since
+        self._since = now
+        return found
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_kwargs: Any) -> None:
+        self._bar.update(self._task, completed=state.global_step, total=state.max_steps)
 
     def on_evaluate(self, _args: Any, state: Any, _control: Any, metrics: dict[str, float], **_kwargs: Any) -> None:
         found = {name: metrics[f"eval_{name}"] for name in ("cosine", "dot")}
         epoch = round(float(state.epoch), 3)
         # A resumed run comes by an epoch again that had ended, but was not saved.
-        kept = [one for one in self.record["epochs"] if one["epoch"] < epoch]
-        self.record["epochs"] = [*kept, {"epoch": epoch, **found}]
-        _write(self.record, self.out)
-        self.say(f"epoch {epoch:g}: dev Spearman {found['cosine']:.2f} by cosine, {found['dot']:.2f} by dot product")
+        kept = [one for one in self._record["epochs"] if one["epoch"] < epoch]
+        self._record |= {"epochs": [*kept, {"epoch": epoch, **found}], "seconds": self._seconds()}
+        _write(self._record, self._out)
+        self._say(f"epoch {epoch:g}: dev Spearman {found['cosine']:.2f} by cosine, {found['dot']:.2f} by dot product")
 
     def on_save(self, args: Any, state: Any, _control: Any, **_kwargs: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         with written_aside(folder / SCALE) as aside:
-            aside.write_text(json.dumps(self.loss.log_scale.item()), encoding="utf-8")
+            aside.write_text(json.dumps(self._loss.log_scale.item()), encoding="utf-8")
 
 
 def _begin(recipe: Recipe, splits: Splits, out: Path, resume: bool) -> dict[str, Any]:
@@ -205,19 +278,13 @@ def _begin(recipe: Recipe, splits: Splits, out: Path, resume: bool) -> dict[str,
         return dict(found)
     if out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"{str(out)!r} is not empty, and no training was begun in it; give another folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"cannot train into {str(out)!r}: {error.strerror or error}") from None
-    record = {
+    return {
         **now,
         "whymatch": __version__,
         "pairs": {name: str(pairs) for name, pairs in vars(splits).items() if pairs is not None},
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "epochs": [],
     }
-    _write(record, out)
-    return record
 
 
 def _write(record: dict[str, Any], out: Path) -> None:
@@ -240,8 +307,6 @@ def _last_checkpoint(folder: Path) -> Path | None:
 
 def _taught(teacher: str, splits: Splits, device: str | None) -> list[float]:
     """Half a person's score and half the teacher's."""
-    import torch
-
     model, _ = models.load(teacher, device)
     texts = list(dict.fromkeys(text for pair in splits.train.texts for text in pair))
     found = dict(zip(texts, model.encode(texts, show_progress_bar=False, convert_to_tensor=True), strict=True))
@@ -252,12 +317,10 @@ def _taught(teacher: str, splits: Splits, device: str | None) -> list[float]:
 
 def _finish(model: Any, record: dict[str, Any], out: Path) -> None:
     """Put the model in its place, whole, and what is no longer needed away."""
-    from whymatch.training.card import card
-
     whole = out / ".whole"
     shutil.rmtree(whole, ignore_errors=True)
     model.save(str(whole), create_model_card=False)
-    (whole / "README.md").write_text(card(record), encoding="utf-8")
+    (whole / "README.md").write_text(card(record, out.resolve().name), encoding="utf-8")
     for part in sorted(whole.iterdir(), key=lambda part: part.name == "modules.json"):  # the last makes it a model
         target = out / part.name
         if target.is_dir():
@@ -266,12 +329,3 @@ def _finish(model: Any, record: dict[str, Any], out: Path) -> None:
     whole.rmdir()
     _write(record, out)
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
-
-
-def _need_training() -> None:
-    from sentence_transformers.util import is_training_available
-
-    if not is_training_available():
-        raise ModuleNotFoundError(
-            "training needs the extra train (datasets, accelerate): pip install 'whymatch[train]'"
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Hashable, Sequence
 from itertools import chain
@@ -45,6 +46,8 @@ class ReferenceShift(Router):  # type: ignore[misc]  # the library's types are n
             raise ValueError(f"this model was adjusted by another whymatch ({found}); this one reads version {VERSION}")
         if set(sub_modules) != {ROUTE}:
             raise ValueError(f"a ReferenceShift has one route, {ROUTE!r}, not {', '.join(map(repr, sub_modules))}")
+        if not isinstance(reference, str) or not reference:
+            raise TypeError(f"an adjusted model's reference is 'pad', 'unk', 'mask' or a text, not {reference!r:.60}")
         # Whatever the task and the modality are, the one route is taken; what is inside may route them further.
         super().__init__(sub_modules, default_route=ROUTE, route_mappings={(None, None): ROUTE})
         self.reference = reference
@@ -59,20 +62,41 @@ class ReferenceShift(Router):  # type: ignore[misc]  # the library's types are n
         """The modules that are shifted."""
         return self.sub_modules[ROUTE]
 
+    def extra_repr(self) -> str:
+        return f"reference={self.reference!r}"
+
+    def forget(self) -> None:
+        """Let the next embedding compute its reference anew.
+
+        That happens by itself after a change of weights, of a module's settings, or of hooks; not after one that none
+        of them shows, such as another active adapter.
+        """
+        self._known = _Known()
+
     @classmethod
     def load(
         cls, model_name_or_path: str, subfolder: str = "", module_classes: Any = None, **kwargs: Any
     ) -> ReferenceShift:
         hub = {key: kwargs[key] for key in ("token", "cache_folder", "revision", "local_files_only") if key in kwargs}
-        config = cls.load_config(model_name_or_path, subfolder=subfolder, **hub)
+        again = "Make it again with whymatch.training.adjust, or whymatch train"
+        try:
+            config = cls.load_config(model_name_or_path, subfolder=subfolder, **hub)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{cls.config_file_name} of {model_name_or_path!r} is damaged ({error}). {again}"
+            ) from None
         if not isinstance(config, dict) or not {"types", "structure", "parameters"} <= set(config):
             raise ValueError(
                 f"{model_name_or_path!r} is no adjusted model: its {cls.config_file_name} is missing or is not one. "
-                "Make it again with whymatch.training.adjust, or whymatch train"
+                + again
             )
-        found: ReferenceShift = super().load(
-            model_name_or_path, subfolder=subfolder, module_classes=module_classes, **kwargs
-        )
+        try:
+            found: ReferenceShift = super().load(
+                model_name_or_path, subfolder=subfolder, module_classes=module_classes, **kwargs
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            said = f"{type(error).__name__}: {error}"
+            raise ValueError(f"the adjusted model {model_name_or_path!r} is damaged ({said}). {again}") from error
         return found
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> Any:
@@ -107,8 +131,34 @@ class ReferenceShift(Router):  # type: ignore[misc]  # the library's types are n
         options = {"task": task, "modality": modality, **kwargs}
         out: dict[str, Any] = super().forward(dict(given), **options)
         embedding = out["sentence_embedding"]
-        out["sentence_embedding"] = embedding - self._references(given, content, options).to(embedding)
+        shifted = embedding - self._references(given, content, options).to(embedding)
+        if content is not None:
+            # A text without content is its own reference; only rounding would say otherwise.
+            shifted = shifted * content.any(1, keepdim=True).to(shifted)
+        out["sentence_embedding"] = shifted
         return out
+
+    def unshifted(self, features: dict[str, Any]) -> Tensor:
+        """e' of inputs."""
+        given = {name: value for name, value in features.items() if name != "content_mask"}
+        options = {"task": given.get("task"), "modality": given.get("modality")}
+        found: Tensor = super().forward(given, **options)["sentence_embedding"]
+        return found
+
+    def with_references(self, features: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
+        """Texts and after them their distinct references in one batch, and the place of each text's reference there."""
+        reader = self._reader(features.get("task"), features.get("modality"))
+        keys, replaced = self._replaced(features, features["content_mask"], reader)
+        first = {key: row for row, key in reversed(list(enumerate(keys)))}
+        rows = torch.tensor(list(first.values()), device=replaced.device)
+        number = {key: len(keys) + i for i, key in enumerate(first)}
+        both = {
+            name: torch.cat([value, (replaced if name == "input_ids" else value)[rows]])
+            if isinstance(value, Tensor)
+            else value
+            for name, value in features.items()
+        }
+        return both, torch.tensor([number[key] for key in keys], device=replaced.device)
 
     def _references(self, given: dict[str, Any], content: Tensor | None, options: dict[str, Any]) -> Tensor:
         """The embedding of each input's reference."""
@@ -132,7 +182,9 @@ class ReferenceShift(Router):  # type: ignore[misc]  # the library's types are n
             found = run(distinct)
         else:
             beside = {name: value for name, value in given.items() if not isinstance(value, Tensor)}
-            place = (replaced.device, torch.is_autocast_enabled(replaced.device.type), repr((beside, options)))
+            kind = replaced.device.type
+            autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            place = (replaced.device, autocast, repr((beside, options)))
             known = self._known.of(self)
             missing = [key for key in distinct if (place, key) not in known]
             # One by one: how it rounds may not depend on what else is in the batch, nor on padding.
@@ -193,10 +245,23 @@ class _Known:
 
 
 def _fingerprint(module: Any) -> Hashable:
-    """Differs after any change of a weight: optimizers count theirs, and what is written past them changes a sum."""
+    """Differs after a change of any weight, of a module's settings or of hooks.
+
+    Optimizers count their changes. What is written past them, through ``.data``, changes the bits of a weight, whose
+    rows are summed and then weighted by their places, so that rows that change places are seen too.
+    """
     weights = [one.detach() for one in chain(module.parameters(), module.buffers()) if one.is_floating_point()]
     places = tuple((one.data_ptr(), 0 if one.is_inference() else one._version) for one in weights)
-    return places, tuple(torch.stack([one.sum(dtype=torch.float32).cpu() for one in weights]).tolist())
+    sums = [_bits(one) for one in weights]
+    hooks = sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in module.modules())
+    return places, tuple(torch.stack(sums).tolist()), hooks, repr(module)
+
+
+def _bits(weight: Tensor) -> Tensor:
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = weight.contiguous().view(kinds[weight.element_size()])
+    rows = bits.flatten(1).sum(1, dtype=torch.int64) if bits.ndim > 1 else bits.reshape(-1).to(torch.int64)
+    return (rows * torch.arange(1, 2 * len(rows), 2, device=rows.device)).sum().cpu()
 
 
 def shift_of(model: Any) -> ReferenceShift | None:
