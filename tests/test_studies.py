@@ -17,9 +17,9 @@ from whymatch.explanation import Explanation
 from whymatch.quadrature import RULES
 from whymatch.studies import accuracy, cumulative, distribution, failures, pos, report
 from whymatch.studies.setting import Setting
-from whymatch.studies.taggers import CLAWS, TAGGERS, get_tagger, universal
+from whymatch.studies.taggers import CLAWS, TAGGERS, get_tagger, universal, with_auxiliaries
 from whymatch.tables import read_scored_pairs
-from whymatch.training import adjust
+from whymatch.training import adjust, evaluate_sts
 
 PAIRS = Path(__file__).parent / "data/pairs.csv"
 
@@ -60,8 +60,8 @@ def test_distribution_of_known_matrices(why):
     assert found["share_negative_without_special_tokens"] == pytest.approx(2 / 5)
     assert found["root_mean_square"] == pytest.approx(math.sqrt((0.01 + 0.04 + 0.09 + 81 + 0.01 + 0.0025) / 6))
     counts = dict(zip(distribution.EDGES.round(3).tolist(), found["counts"], strict=False))
-    assert sum(found["counts"]) == 6
-    assert found["counts"][-1] == 2  # 0.3 and 9.0, beyond the edge
+    assert sum(found["counts"]) == 4
+    assert found["share_beyond"] == pytest.approx(2 / 6)  # 0.3 and 9.0
     assert counts[-0.2] == 1
 
 
@@ -82,6 +82,8 @@ def test_where_a_deviation_becomes_small():
     assert found["steady_from"] == pytest.approx({"0.05": 0.9, "0.02": 0.96})
     assert found["top_5_percent"] == pytest.approx({"mean": 1.0, "std": 0.499 * 0.95, "median": 1.0})
     assert cumulative.summary(np.ones((2, 101)))["steady_from"] == {"0.05": 0.0, "0.02": 0.0}
+    apart = np.stack([np.full(101, 1.1), np.full(101, 0.9)])
+    assert cumulative.summary(apart)["steady_from"] == {"0.05": None, "0.02": None}
 
 
 def test_relations_of_known_words(why):
@@ -104,7 +106,15 @@ def test_relations_of_known_words(why):
     assert pos.explained(pairs, pos.most_important) == pytest.approx((1.0, 0))  # round(0.9 · 4) is all four
     mask = pos.most_important(np.arange(-10.0, 10.0).reshape(4, 5))
     assert mask.sum() == 18
-    assert not mask.ravel()[[10, 9]].any() or not mask.ravel()[[10, 11]].any()
+    assert not mask.ravel()[10]  # 0, and one of −1 and 1
+    assert pos.relations_of_most(pairs) == {"NOUN–NOUN", "DET–VERB", "NOUN–VERB"}  # 0.6, 0.4 and 0.2 of 1.3
+    assert found["90 % most important relations"] == pytest.approx((0.4 / 0.5, 0))
+    tags |= {f"b{i}": "DET" for i in range(2, 5)}
+    pairs = pos.tagged([known(why, [[9, 1, 1, 1, 1], [1, 1, 1, 1, 1]])], tagger, "sum")
+    found = pos.summary(pairs)
+    assert found["shares"]["0.1"] == {"NOUN–NOUN": 1.0}  # one entry of ten
+    assert found["shares"]["0.5"] == {"NOUN–NOUN": 0.2}
+    assert found["explained"]["top ten relations"] == pytest.approx((0.5, 0))
 
 
 def test_what_drives_failures_by_hand():
@@ -118,15 +128,20 @@ def test_what_drives_failures_by_hand():
     with pytest.raises(ValueError, match="nothing to do with the labels"):
         failures.distances(np.ones(5), labels)
     words = [(np.array([[1.0, 2.0]]), ("NOUN",), ("NOUN", "DET"), 3.0), (np.array([[3.0]]), ("NOUN",), ("NOUN",), 3.0)]
-    assert failures.parts(words, np.array([0, 1])) == {"NOUN–NOUN": 2.0, "DET–NOUN": 1.0}
+    names, added = failures.parts(words)
+    assert names == ["DET–NOUN", "NOUN–NOUN"]
+    assert added.tolist() == [[2.0, 1.0], [0.0, 3.0]]
+    more, error = failures.gaps(np.array([[1.0], [3.0], [0.0], [1.0]]), np.array([0, 1]), np.array([2, 3]))
+    assert more == pytest.approx([1.5])
+    assert error == pytest.approx([math.sqrt(1 / 2 + 0.25 / 2)])
 
 
 def test_sums_by_values_equal_sums_of_tangents_and_of_attributions(folders):
     """The error of a rule is the same, whether all tokens' attributions are summed or only the whole path's speed."""
     explainer = Explainer(folders("bert"), layer=1, tolerance=1e-6)
     texts = ["The coffee is not good.", "This is bad coffee."]
-    paths, off = accuracy.paths_of(explainer, texts)
-    assert off < 1e-8
+    paths = accuracy.paths_of(explainer, texts)
+    assert 0 < accuracy.off_from_tangents(explainer, paths) < 1e-8
     assert max(path.left_out for path in paths.values()) < 1e-8
     for rule, n in (("right", 10), ("right", 49), ("gauss", 6)):
         direct = Explainer(folders("bert"), layer=1, tolerance=1e-6, rule=rule, steps=n, fold_reference=False).explain(
@@ -150,11 +165,24 @@ def test_the_paths_total_of_a_known_curve():
     assert RULES["right"].order == 1
 
 
+def test_where_an_error_first_is_below_a_bound():
+    def of(n):
+        return np.array([1 / n, 3 / n])  # 2/n on average
+
+    assert accuracy.first_below(of, (1, 10, 1000), 0.01) == 200
+    assert accuracy.first_below(of, (1, 10, 1000), 5.0) == 1
+    assert accuracy.first_below(of, (1, 10, 100), 0.01) is None
+
+
 def test_tags_are_universal():
     words = (("NNS", "dogs"), ("VBZ", "runs"), (".", "."), ("$", "$"), ("?", "x"))
     assert [universal(tag, word) for tag, word in words] == ["NOUN", "VERB", "PUNCT", "SYM", "X"]
     words = (("NN2", "dogs"), ("VVZ", "runs"), ("VBZ", "is"), ("XX0", "not"), ("PUN", "."), ("UNC", "x"))
-    assert [universal(tag, word, CLAWS) for tag, word in words] == ["NOUN", "VERB", "AUX", "PART", "PUNCT", "X"]
+    assert [universal(tag, word, CLAWS) for tag, word in words] == ["NOUN", "VERB", "VERB", "PART", "PUNCT", "X"]
+    words = ["He", "has", "a", "dog", "and", "is", "n't", "here"]
+    tags = ["PRON", "VERB", "DET", "NOUN", "CCONJ", "VERB", "PART", "ADV"]
+    assert with_auxiliaries(words, tags) == ["PRON", "VERB", "DET", "NOUN", "CCONJ", "AUX", "PART", "ADV"]
+    assert with_auxiliaries(["Dogs", "have", "not", "run"], ["NOUN", "AUX", "PART", "VERB"])[1] == "AUX"
     with pytest.raises(ValueError, match="there is no tagger 'brown'; choose one of hanta, spacy, flair"):
         get_tagger("brown")
 
@@ -167,6 +195,8 @@ def test_taggers_that_are_here(name):
         assert f"the tagger {name!r} is not here" in str(error)  # noqa: PT017 what it says is what is tested
         pytest.skip(str(error))
     assert tagger(["Two", "dogs", "run", "."]) == ["NUM", "NOUN", "VERB", "PUNCT"]
+    assert tagger(["They", "don't", "run", "."]) == ["PRON", "AUX", "VERB", "PUNCT"]
+    assert tagger(["It's", "a", "dog", "."])[0] == "PRON"
     assert tagger([]) == []
 
 
@@ -197,8 +227,9 @@ def finished(models, tmp_path_factory):
 def test_every_study_from_end_to_end(finished, name):
     chosen, results = finished
     found = json.loads((chosen.out / f"{name}.json").read_text())
-    assert found["inputs"]["pairs"] == 8
+    assert found["inputs"].get("pairs", 8) == 8
     assert found["machine"]["cores"] >= 1
+    assert found["seconds"] > 0
     assert results[name].compared
     for file in found["figures"].values():
         drawing = (chosen.out / file).read_text()
@@ -218,12 +249,61 @@ def test_their_numbers_agree_with_what_the_explainer_gives(finished):
     values = np.concatenate([why.matrix.ravel() for why in whys])
     found = results["distribution"].numbers[subject.label]["2"]
     assert found["entries"] == values.size
-    assert found["share_negative"] == pytest.approx((values < 0).mean(), abs=2e-2)
+    assert found["share_negative"] == pytest.approx((values < 0).mean(), abs=2 / values.size)
     curves = np.stack([cumulative.curve(why) for why in whys])
-    assert results["cumulative"].numbers[subject.label]["2"]["mean"] == pytest.approx(curves.mean(0), abs=0.2)
+    assert results["cumulative"].numbers[subject.label]["2"]["mean"] == pytest.approx(curves.mean(0), abs=1e-2)
     errors = results["accuracy"].numbers[subject.label]["layers"]["1"]
-    assert errors["right"]["mean"][-1] < errors["right"]["mean"][3]
+    direct = Explainer(subject.model, layer=1, tolerance=1e-6, rule="right", steps=50, fold_reference=False)
+    ours = [why.error for why in direct.explain_many(chosen.pairs)]
+    assert errors["right"]["mean"][errors["right"]["steps"].index(50)] == pytest.approx(np.mean(ours), rel=1e-3)
+    assert errors["right"]["std"][errors["right"]["steps"].index(50)] == pytest.approx(np.std(ours), rel=1e-3)
     assert errors["gauss"]["reached"]["1e-05"] < 64
+    found = results["performance"].numbers["ours"][subject.label]
+    assert found == evaluate_sts(subject.model, chosen.data)
+
+
+def test_what_stands_beside_the_papers_numbers(finished):
+    chosen, results = finished
+    said = {name: [(one.what, one.paper) for one in result.compared] for name, result in results.items()}
+    label = chosen.subjects[0].label
+    assert (f"{label}: negative at layer 2, the last before the output", "38 %") in said["distribution"]
+    assert (f"{label}: negative at layer 3, the output", "5 %") in said["distribution"]
+    assert (f"{label}: negative at layer 1", "–") in said["distribution"]
+    what = [one for one, _ in said["accuracy"] if one.startswith(label)]
+    assert what[0].endswith("error at layer 3 of 3, right endpoints, N = 50")
+    assert what[1].endswith("error at layer 2 of 3, right endpoints, N = 1,000")
+    assert what[2].endswith("error at layers 0, 1, right endpoints, N = 2,500")
+    rows = results["accuracy"].tables["The N at which the mean error first is below a bound"]
+    assert len(rows) == 1 + 2 * 4
+    table = results["performance"].tables["Spearman's correlation, times 100"]
+    assert [row[:3] for row in table[1:3]] == [[label, "as it is", "ours"], ["adjusted", "adjusted", "ours"]]
+    assert ["RoBERTa", "plain", "the paper's", "86.1", "68.8"] in table
+    assert results["pos"].numbers[label]["layer"] == results["failures"].numbers[label]["layer"] == 2
+
+
+@pytest.mark.parametrize(("layers", "expected"), [([2, 3], 2), ([3], 3), ([1, 2, 3], 2), ([0, 1], 1), (None, 2)])
+def test_the_one_layer_is_below_the_output(models, tmp_path, layers, expected):
+    chosen = setting(models[:1], tmp_path, layers=layers)
+    assert chosen.inner_layer(chosen.subjects[0]) == expected
+
+
+def test_a_study_depends_on_what_it_uses_and_on_nothing_else(models, tmp_path):
+    first = setting(models[:1], tmp_path)
+    scores = [*first.data.scores]
+    changed = next(i for i, pair in enumerate(first.data.texts) if pair not in first.pairs)
+    scores[changed] = 1 - scores[changed]
+    other = Setting(models[:1], replace(first.data, scores=scores), tmp_path, pairs=8, layers=[1, 2, 3], device="cpu")
+    further = setting(models[:1], tmp_path, layers=[3])
+    for name, same_data, same_layers in (
+        ("performance", False, True),
+        ("accuracy", True, True),
+        ("distribution", True, False),
+        ("layers", True, True),
+        ("failures", True, False),
+    ):
+        depends = studies.study(name).DEPENDS
+        assert (first.inputs(depends) == other.inputs(depends)) == same_data
+        assert (first.inputs(depends) == further.inputs(depends)) == same_layers
 
 
 def test_the_report_is_one_page_that_asks_for_nothing(finished):
@@ -236,6 +316,8 @@ def test_the_report_is_one_page_that_asks_for_nothing(finished):
         assert result.title in page
     assert "77 ± 133 %" in page
     assert page.count("<svg") == sum(len(result.files) for result in results.values())
+    assert page.count("data:application/json;base64,") == len(results)
+    assert "minutes in all" in page
 
 
 def test_a_finished_study_is_not_run_again_and_another_setting_is(models, tmp_path, decomposed):
@@ -277,6 +359,58 @@ def test_an_interrupted_study_goes_on_where_it_was(models, tmp_path, monkeypatch
     decomposed.clear()
     studies.run("distribution", setting(models[:1], tmp_path, layers=[3]))
     assert len(decomposed) == len(texts) - 8
+
+
+def test_an_interrupted_study_of_accuracy_goes_on_where_it_was(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(accuracy, "PAIRS", 2)
+    original, seen = accuracy.layer_of, []
+
+    def layer_of(subject, layer, pairs):
+        seen.append(layer)
+        if seen == [0, 1, 2]:
+            raise KeyboardInterrupt
+        return original(subject, layer, pairs)
+
+    monkeypatch.setattr(accuracy, "layer_of", layer_of)
+    with pytest.raises(KeyboardInterrupt):
+        studies.run("accuracy", setting(models[:1], tmp_path))
+    studies.run("accuracy", setting(models[:1], tmp_path))
+    assert seen == [0, 1, 2, 2, 3]
+    assert not (tmp_path / "parts/accuracy").exists()
+
+
+def test_damaged_texts_are_decomposed_again(models, tmp_path, decomposed):
+    studies.run("distribution", setting(models[:1], tmp_path, layers=[3]))
+    for shard in tmp_path.rglob("*.arrow"):
+        shard.write_bytes(shard.read_bytes()[:-8])
+    decomposed.clear()
+    said = []
+    studies.run("cumulative", setting(models[:1], tmp_path, layers=[3], say=said.append))
+    assert decomposed
+    assert said[0].startswith("decomposed again: the shard")
+
+
+def test_what_cannot_be_studied_is_said_at_once(models, tmp_path):
+    few = setting(models[:1], tmp_path, pairs=4)
+    with pytest.raises(ValueError, match="compares tenths of the pairs: give 8 or more, not 4"):
+        studies.check(["failures"], few)
+    same = replace(few.data, scores=[0.5] * len(few.data))
+    with pytest.raises(ValueError, match="all these pairs have one label"):
+        studies.check(["failures"], Setting(models[:1], same, tmp_path, device="cpu"))
+    with pytest.raises(ValueError, match="there is no tagger 'brown'"):
+        studies.check(studies.NAMES, setting(models[:1], tmp_path, tagger="brown"))
+    studies.check(["layers"], setting(models[:1], tmp_path, tagger="brown"))
+
+
+def test_all_on_the_command_line(whymatch, models, tmp_path):
+    pytest.importorskip("HanTa", reason="the tagger needs the extra pos: pip install 'whymatch[pos]'")
+    options = ["--data", str(PAIRS), "--out", str(tmp_path), "--model", models[0], "--pairs", "8", "--layers", "2,3"]
+    out, err = whymatch("study", "all", *options, model=False)
+    assert f"written: {tmp_path / 'report.html'}" in out
+    assert "layers" in err  # how far it is
+    assert {path.name for path in tmp_path.glob("*.json")} == {f"{name}.json" for name in studies.NAMES}
+    out, _ = whymatch("study", "all", *options, model=False)
+    assert out.count("done before") == len(studies.NAMES)
 
 
 def test_the_command_line(whymatch, models, tmp_path):

@@ -110,6 +110,7 @@ def study(
     seed: Annotated[int, typer.Option(help="Which of the pairs.")] = 0,
     tagger: Annotated[str | None, typer.Option(help="hanta, spacy or flair.", show_default="hanta")] = None,
     columns: ScoredColumns = None,
+    score_range: Range = None,
 ) -> None:
     """Run one of the paper's studies, or all of them, and put the numbers beside the paper's."""
     from whymatch import studies
@@ -124,7 +125,7 @@ def study(
         chosen = None if layers is None else [int(layer) for layer in layers.split(",")]
     except ValueError:
         raise ValueError(f"--layers {layers!r} is not a list of numbers; give them as 0,3,6") from None
-    scored = read_scored_pairs(data, names_of(columns))
+    scored = read_scored_pairs(data, names_of(columns), range_of(score_range))
     typer.echo(scored)
     quiet_loading()
     setting = Setting(
@@ -138,10 +139,14 @@ def study(
         say=typer.echo,
         progress=True,
     )
-    results = {each: studies.run(each, setting) for each in (studies.NAMES if name == "all" else [name])}
+    names = studies.NAMES if name == "all" else (name,)
+    studies.check(names, setting)
+    results = {each: studies.run(each, setting) for each in names}
     if name == "all":
         typer.echo(f"written: {report.write(results, setting)}")
         return
     for one in results[name].compared:
         typer.echo(f"{one.what}: {one.ours}; the paper's: {one.paper}")
+    for caption, rows in results[name].tables.items():
+        typer.echo("\n".join([f"{caption}:", *("  ".join(row) for row in rows)]))
     typer.echo(f"written: {out / f'{name}.json'}, {', '.join(results[name].files.values())}")

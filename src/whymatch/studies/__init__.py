@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whymatch.studies.setting import Result, Setting
@@ -12,8 +13,21 @@ if TYPE_CHECKING:
 NAMES = ("performance", "accuracy", "distribution", "cumulative", "pos", "layers", "models", "failures")
 
 
-def run(name: str, setting: Setting) -> Result:
-    """Run one study, or read what it found if it has been run with this setting before."""
+def study(name: str) -> Any:
+    """A study's module: ``run`` runs it, and ``DEPENDS`` names what its result depends on beside the models."""
     if name not in NAMES:
         raise ValueError(f"there is no study {name!r}; choose one of {', '.join(NAMES)}, or all")
-    return setting.once(name, import_module(f"whymatch.studies.{name}").run)
+    return import_module(f"whymatch.studies.{name}")
+
+
+def check(names: Iterable[str], setting: Setting) -> None:
+    """An error now rather than after an hour, if one of the studies cannot be run."""
+    if any("tagger" in study(name).DEPENDS for name in names):
+        _ = setting.tagger
+    if "failures" in names:
+        study("failures").check(setting)
+
+
+def run(name: str, setting: Setting) -> Result:
+    """Run one study, or read what it found if it has been run with this setting before."""
+    return setting.once(name, study(name))

@@ -7,7 +7,10 @@ and every N. Sums of tangents, one for each node, are computed beside it for a f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +24,16 @@ from whymatch.quadrature import RULES, USUAL
 from whymatch.studies import charts
 from whymatch.studies.setting import Compared, Result, Setting, Subject
 
+DEPENDS = ("pairs",)
 STEPS = {
     "right": (1, 2, 5, 10, 20, 50, 100, 250, 500, 1000, 1500, 2000, 2500),
     "gauss": (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64),
 }
+RULE_NAMES = {"right": "right endpoints, the paper's", "gauss": "Gauss nodes, whymatch's"}
 REACHED = (1e-2, 1e-3, 1e-5)
 PAIRS = 50  # of the setting's pairs
 INTERVALS = 128  # of a path: what its polynomial leaves out is recorded
-CHECKED = 4  # texts whose sums are also computed from tangents
+CHECKED = 4  # texts, from the shortest to the longest, whose sums are also computed from tangents
 
 
 class Path:
@@ -44,10 +49,15 @@ class Path:
 
     def total(self, rule: str, n: int) -> NDArray[np.float64]:
         """What a rule with n nodes attributes to all tokens together."""
-        alpha, weights = RULES[rule](n)
-        u = USUAL.from_path(alpha)
-        speed = chebyshev.chebval(2 * u - 1, self._slope).T / USUAL.to_path(u)[1][:, None]
-        return np.asarray(weights @ speed)
+        return np.asarray(_weights(rule, n) @ self._slope)
+
+
+@cache
+def _weights(rule: str, n: int) -> NDArray[np.float64]:
+    """What a rule takes of each term of a slope's series."""
+    alpha, weights = RULES[rule](n)
+    u = USUAL.from_path(alpha)
+    return np.asarray((weights / USUAL.to_path(u)[1]) @ chebyshev.chebvander(2 * u - 1, INTERVALS - 1))
 
 
 def errors(pairs: Sequence[tuple[Path, Path]], rule: str, n: int, similarity: str) -> NDArray[np.float64]:
@@ -60,111 +70,132 @@ def errors(pairs: Sequence[tuple[Path, Path]], rule: str, n: int, similarity: st
     return np.array(found)
 
 
-def paths_of(explainer: Explainer, texts: Sequence[str]) -> tuple[dict[str, Path], float]:
-    """The path of each text, and how far sums of tangents are from what a few of them foretell."""
+def first_below(of: Callable[..., NDArray[np.float64]], steps: Sequence[int], bound: float) -> int | None:
+    """The n at which the mean of errors first is below a bound: between steps, by halving; None if at none of them."""
+    reached = next((i for i, n in enumerate(steps) if of(n=n).mean() <= bound), None)
+    if reached is None or reached == 0:
+        return None if reached is None else steps[0]
+    low, high = steps[reached - 1], steps[reached]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if of(n=middle).mean() <= bound else (middle, high)
+    return high
+
+
+def paths_of(explainer: Explainer, texts: Sequence[str]) -> dict[str, Path]:
     positions = USUAL.to_path(np.sin(np.pi * np.arange(INTERVALS + 1) / INTERVALS / 2) ** 2)[0]
     found: dict[str, Path] = {}
-    off = 0.0
-    prepared = explainer._preparation.prepare([Request(text, Reading(), None) for text in texts])
-    for _, bucket in prepared.buckets():
+    for _, bucket in explainer._preparation.prepare(map(_request, texts)).buckets():
         for side, values in zip(bucket.sides, bucket.curve(positions), strict=True):
             found[side["text"]] = Path(values)
-        if len(found) <= CHECKED:
-            for rule, n in (("right", 50), ("gauss", 8)):
-                direct = bucket.total(*RULES[rule](n))
-                for side, one in zip(bucket.sides, direct, strict=True):
-                    path = found[side["text"]]
-                    off = max(off, float(np.linalg.norm(one - path.total(rule, n)) / np.linalg.norm(path.end)))
-    return found, off
+    return found
+
+
+def off_from_tangents(explainer: Explainer, paths: dict[str, Path]) -> float:
+    """How far sums of tangents are from what paths foretell, as a share of an embedding's length."""
+    by_length = sorted(paths, key=len)
+    chosen = {by_length[round(i)] for i in np.linspace(0, len(by_length) - 1, CHECKED)}
+    off = 0.0
+    for _, bucket in explainer._preparation.prepare(map(_request, chosen)).buckets():
+        for rule, n in (("right", 50), ("gauss", 8)):
+            for side, direct in zip(bucket.sides, bucket.total(*RULES[rule](n)), strict=True):
+                path = paths[side["text"]]
+                off = max(off, float(np.linalg.norm(direct - path.total(rule, n)) / np.linalg.norm(path.end)))
+    return off
+
+
+def _request(text: str) -> Request:
+    return Request(text, Reading(), None)
+
+
+def layer_of(subject: Subject, layer: int, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    # In double precision, so that what is seen is the rule's error and not the arithmetic's.
+    explainer = Explainer(subject.model, layer=layer, tolerance=1e-6)
+    paths = paths_of(explainer, sorted({text for pair in pairs for text in pair}, key=len))
+    ends = [(paths[a], paths[b]) for a, b in pairs]
+    found: dict[str, Any] = {}
+    for rule, steps in STEPS.items():
+        of = cache(partial(errors, ends, rule, similarity=explainer.settings.similarity))
+        found[rule] = {
+            "steps": list(steps),
+            "mean": [float(of(n=n).mean()) for n in steps],
+            "std": [float(of(n=n).std()) for n in steps],
+            "reached": {f"{bound:g}": first_below(of, steps, bound) for bound in REACHED},
+        }
+    left_out = max(path.left_out for path in paths.values())
+    return {**found, "left_out": left_out, "off_from_tangents": off_from_tangents(explainer, paths)}
 
 
 def study(setting: Setting, subject: Subject) -> dict[str, Any]:
-    pairs = setting.pairs[:PAIRS]
-    texts = sorted({text for pair in pairs for text in pair}, key=len)
-    layers: dict[str, Any] = {}
-    for layer in setting.track(range(subject.num_layers + 1), f"{subject.label}: layers"):
-        # In double precision, so that what is seen is the rule's error and not the arithmetic's.
-        explainer = Explainer(subject.model, layer=layer, tolerance=1e-6)
-        paths, off = paths_of(explainer, texts)
-        ends = [(paths[a], paths[b]) for a, b in pairs]
-        curves = {}
-        for rule, steps in STEPS.items():
-            found = [errors(ends, rule, n, explainer.settings.similarity) for n in steps]
-            curves[rule] = {
-                "steps": list(steps),
-                "mean": [float(one.mean()) for one in found],
-                "std": [float(one.std()) for one in found],
-                "reached": {
-                    f"{bound:g}": next((n for n, one in zip(steps, found, strict=True) if one.mean() <= bound), None)
-                    for bound in REACHED
-                },
-            }
-        left_out = max(path.left_out for path in paths.values())
-        layers[str(layer)] = {**curves, "left_out": left_out, "off_from_tangents": off}
+    pairs = random.Random(setting.seed).sample(setting.pairs, min(PAIRS, len(setting.pairs)))
+    layers = {
+        str(layer): setting.part(f"{subject.identity} {layer}", partial(layer_of, subject, layer, pairs))
+        for layer in setting.track(range(subject.num_layers + 1), f"{subject.label}: layers")
+    }
     return {"pairs": len(pairs), "layers": layers}
 
 
 def run(setting: Setting) -> Result:
     numbers = {subject.label: study(setting, subject) for subject in setting.subjects}
-    figure, axes = charts.panels(2 * len(numbers), 4.8, 3.6, across=2)
-    for (name, found), row in zip(numbers.items(), zip(axes[::2], axes[1::2], strict=True), strict=True):
-        shades = charts.colours(len(found["layers"]))
-        for rule, each in zip(STEPS, row, strict=True):
-            for (layer, curves), colour in zip(found["layers"].items(), shades, strict=True):
+    figure, axes = charts.panels(len(numbers), 6.4, 4.8, across=2)
+    for each, (name, found) in zip(axes, numbers.items(), strict=True):
+        for (layer, curves), colour in zip(found["layers"].items(), charts.colours(len(found["layers"])), strict=True):
+            for rule, style in (("right", "-"), ("gauss", "--")):
                 curve = curves[rule]
-                mean, std = np.array(curve["mean"]), np.array(curve["std"])
-                each.plot(curve["steps"], mean, color=colour, label=layer, marker=".", markersize=4)
+                mean, std = (np.maximum(curve[key], 1e-17) for key in ("mean", "std"))
+                each.plot(curve["steps"], mean, color=colour, linestyle=style, label=layer if rule == "right" else None)
                 each.fill_between(
-                    curve["steps"], np.maximum(mean - std, mean / 10), mean + std, color=colour, alpha=0.12
+                    curve["steps"], np.maximum(mean - std, mean / 10), mean + std, color=colour, alpha=0.1
                 )
-            each.set_xscale("log")
-            each.set_yscale("log")
-            each.set_ylim(1e-9, 3)
-            each.set_xlabel("nodes N")
-            each.set_ylabel("|ΣA − score|")
-            each.set_title(f"{name}: {'right endpoints, the paper’s' if rule == 'right' else 'gauss'}", fontsize=9)
-        row[1].legend(title="layer", fontsize=7, title_fontsize=7)
+        each.set_xscale("log")
+        each.set_yscale("log")
+        each.set_ylim(bottom=1e-16)
+        each.set_xlabel("nodes N")
+        each.set_ylabel("|ΣA − score|")
+        each.set_title(f"{name}: solid, {RULE_NAMES['right']}; dashed, {RULE_NAMES['gauss']}", fontsize=9)
+        each.legend(title="layer", fontsize=7, title_fontsize=7, loc="lower left")
     compared = []
+    table = [["model", "layer", *(f"{bound:g}, {rule}" for rule in STEPS for bound in REACHED)]]
     for name, found in numbers.items():
         layers = found["layers"]
-        deep, middle = str(round(0.75 * (len(layers) - 1))), str(round(7 / 12 * (len(layers) - 1)))
-        for layer, n, paper in (
-            (deep, 50, "(5 ± 5)e-3 at layer 9 of 12"),
-            (middle, 1000, "(2 ± 3)e-3 at layer 7 of 12"),
+        count = len(layers) - 1
+        for share, n, paper in (
+            (9 / 12, 50, "(5 ± 5)e-3 at layer 9 of 12"),
+            (7 / 12, 1000, "(2 ± 3)e-3 at layer 7 of 12"),
         ):
+            layer = str(math.ceil(share * count))
             curve = layers[layer]["right"]
             i = curve["steps"].index(n)
+            said = f"{curve['mean'][i]:.0e} ± {curve['std'][i]:.0e}"
             compared.append(
-                Compared(
-                    f"{name}: error at layer {layer} of {len(layers) - 1}, right endpoints, N = {n:,}",
-                    f"{curve['mean'][i]:.0e} ± {curve['std'][i]:.0e}",
-                    paper,
-                )
+                Compared(f"{name}: error at layer {layer} of {count}, right endpoints, N = {n:,}", said, paper)
             )
+        shallow = [layer for layer in layers if int(layer) < math.ceil(7 / 12 * count)]
+        said = ", ".join(f"{layers[layer]['right']['mean'][-1]:.0e}" for layer in shallow)
         compared.append(
             Compared(
-                f"{name}: error at layer 0, right endpoints, N = 2,500",
-                f"{layers['0']['right']['mean'][-1]:.0e} ± {layers['0']['right']['std'][-1]:.0e}",
-                "not converging (S-MPNet); (1 ± 1)e-2 (RoBERTa)",
+                f"{name}: error at layers {', '.join(shallow)}, right endpoints, N = 2,500",
+                said,
+                "shallower than 7: not converging by 2,500 (S-MPNet); (1 ± 1)e-2 at the input (RoBERTa)",
             )
         )
-        for rule in STEPS:
-            for layer, curves in layers.items():
-                reached = curves[rule]["reached"]
-                said = ", ".join(f"{bound}: {n if n is not None else 'not reached'}" for bound, n in reached.items())
-                compared.append(Compared(f"{name}: N at which layer {layer} reaches …, {rule}", said, "–"))
-    off = max(one["off_from_tangents"] for found in numbers.values() for one in found["layers"].values())
+        for layer, curves in layers.items():
+            reached = [curves[rule]["reached"][f"{bound:g}"] for rule in STEPS for bound in REACHED]
+            table.append([name, layer, *("not by 2,500" if n is None else f"{n:,}" for n in reached)])
+    every = [one for found in numbers.values() for one in found["layers"].values()]
+    off, left_out = (max(one[key] for one in every) for key in ("off_from_tangents", "left_out"))
     return Result(
         title="Attribution accuracy (Figure 2)",
         notes=[
-            f"The absolute error of the sum, reference terms included, over {min(PAIRS, len(setting.pairs))} pairs, "
-            "mean and standard deviation, in double precision. The sum needs the encoder's speed along the path only, "
-            f"which is taken from its values at {INTERVALS + 1} points; sums of tangents, computed for a few texts at "
-            f"every layer, differ from it by {off:.0e} of an embedding's length at most.",
-            "Right endpoints err like 1/N at every layer, from the first steps on. Gauss nodes converge exponentially, "
-            "so that a tenth to a hundredth of the steps gives a hundredth of the error.",
+            f"The absolute error of the sum, reference terms included, over {min(PAIRS, len(setting.pairs))} of the "
+            "pairs, mean and standard deviation (shaded; below the mean no further than a tenth of it), in double "
+            f"precision. The sum needs the encoder's speed along the path only, which is taken from its values at "
+            f"{INTERVALS + 1} points. The polynomial through them leaves out {left_out:.0e} of an embedding's length "
+            f"at most, and sums of tangents, computed for {CHECKED} texts of different lengths at every layer, differ "
+            f"from it by {off:.0e} at most. Smaller errors than these are not to be read.",
         ],
         compared=compared,
+        tables={"The N at which the mean error first is below a bound": table},
         numbers=numbers,
         figures={"Error of the sum against N: mean, and shaded its standard deviation": figure},
     )

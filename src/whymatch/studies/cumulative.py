@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from whymatch import Explanation
 from whymatch.studies import charts
-from whymatch.studies.setting import Compared, Result, Setting
+from whymatch.studies.setting import Compared, Result, Setting, percent
 
 SHARES = np.linspace(0, 1, 101)
 STEADY = (0.05, 0.02)
+DEPENDS = ("pairs", "layers")
 
 
 def curve(why: Explanation) -> NDArray[np.float64]:
@@ -27,10 +28,10 @@ def curve(why: Explanation) -> NDArray[np.float64]:
 def summary(curves: NDArray[np.float64]) -> dict[str, Any]:
     """Over the pairs: mean, deviation and quartiles, and from where on the deviation stays small."""
     std = curves.std(0)
-    steady = {}
+    steady: dict[str, float | None] = {}
     for bound in STEADY:
-        above = np.flatnonzero(std > bound)
-        steady[f"{bound:g}"] = float(SHARES[above[-1] + 1]) if len(above) and above[-1] + 1 < len(SHARES) else 0.0
+        first = 1 + max(np.flatnonzero(std > bound), default=-1)
+        steady[f"{bound:g}"] = float(SHARES[first]) if first < len(SHARES) else None
     return {
         "shares": SHARES.tolist(),
         "mean": curves.mean(0).tolist(),
@@ -52,12 +53,12 @@ def collect(explanations: Iterable[Explanation]) -> dict[str, Any]:
 def run(setting: Setting) -> Result:
     numbers: dict[str, Any] = {}
     for subject in setting.subjects:
-        layers = [layer for layer in setting.layers(subject) if layer < subject.num_layers] or setting.layers(subject)
+        layers = setting.layers(subject)
         numbers[subject.label] = {str(layer): collect(setting.explanations(subject, layer)) for layer in layers}
     chosen = {subject.label: str(setting.inner_layer(subject)) for subject in setting.subjects}
     figure, axes = charts.panels(len(numbers), 4.8, 3.6)
     for each, (name, layers) in zip(axes, numbers.items(), strict=True):
-        found = layers.get(chosen[name]) or next(iter(layers.values()))
+        found = layers[chosen[name]]
         mean, std = np.array(found["mean"]), np.array(found["std"])
         each.fill_between(SHARES, mean - std, mean + std, color="#2166ac", alpha=0.2, label="± standard deviation")
         low, middle, high = found["quartiles"]
@@ -77,12 +78,12 @@ def run(setting: Setting) -> Result:
             compared += [
                 Compared(
                     f"{name}, layer {layer}: the strongest 5 % sum to",
-                    f"{top['mean']:.0%} ± {top['std']:.0%} (median {top['median']:.0%})",
+                    f"{100 * top['mean']:.0f} ± {percent(top['std'])} (median {percent(top['median'])})",
                     "77 ± 133 %",
                 ),
                 Compared(
                     f"{name}, layer {layer}: needed for a deviation below 5 % / 2 %",
-                    f"{steady['0.05']:.0%} / {steady['0.02']:.0%}",
+                    f"{percent(steady['0.05'])} / {percent(steady['0.02'])}",
                     "78 % / 92 %",
                 ),
             ]

@@ -9,6 +9,9 @@ from whymatch.studies.setting import Compared, Result, Setting
 PAIR = ("The band played well.", "The musicians performed poorly.")
 
 
+DEPENDS = ()
+
+
 def run(setting: Setting) -> Result:
     figures, numbers, compared = {}, {}, []
     for subject in setting.subjects:
@@ -25,12 +28,14 @@ def run(setting: Setting) -> Result:
         }
         said = ", ".join(f"{value:+.2f}" for value in poorly)
         what = f"{subject.label}: “poorly” in total, layer 0 to {subject.num_layers}"
-        compared.append(Compared(what, said, "negative inside, positive at the output"))
+        compared.append(
+            Compared(what, said, "for another pair: negative at layers 7 and 11 of 12, absent at the output")
+        )
     return Result(
         title="One pair at every layer (Figure 4)",
         notes=[
-            "The same score, taken apart at different depths. Words are sums of their tokens; each panel has its own "
-            "scale."
+            "The same score, taken apart at different depths. Words are sums of their tokens; each panel's colours "
+            "have a scale of their own, and its numbers are hundredths."
         ],
         compared=compared,
         numbers=numbers,

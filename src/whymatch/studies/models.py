@@ -11,6 +11,9 @@ PAIRS = (
 )
 
 
+DEPENDS = ("layer",)
+
+
 def run(setting: Setting) -> Result:
     figures, numbers, compared = {}, {}, []
     for pair in PAIRS:
@@ -35,7 +38,8 @@ def run(setting: Setting) -> Result:
     return Result(
         title="One pair for every model (Figure 9)",
         notes=[
-            "Models that agree on a score may have come to it by different words. Dot products have no upper bound."
+            "Models that agree on a score may have come to it by different words. Dot products have no upper bound. "
+            "Numbers are hundredths."
         ],
         compared=compared,
         numbers=numbers,

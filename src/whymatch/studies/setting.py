@@ -7,8 +7,9 @@ import json
 import os
 import platform
 import random
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from whymatch import Explainer, Explanation, __version__, models
 from whymatch.decomposition import Decomposition
-from whymatch.files import written_aside
+from whymatch.files import held, made, written_aside
 from whymatch.store import Store
 from whymatch.studies import charts
+from whymatch.studies.taggers import Tagger, get_tagger
 from whymatch.tables import Pairs
+from whymatch.training.shift import shift_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 # Texts that are decomposed before they are written down: what an interruption can cost.
 AT_ONCE = 64
 TOLERANCE = 1e-3
+PARTS = "parts"  # the folder of what an interrupted study has found
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,11 @@ class Result:
     notes: list[str] = field(default_factory=list)
     compared: list[Compared] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, list[list[str]]] = field(default_factory=dict)  # by caption; the first row is the header
     figures: dict[str, Figure] = field(default_factory=dict)  # by caption
     files: dict[str, str] = field(default_factory=dict)  # the figures' files by caption, once they are written
+    seconds: float = 0.0
+    machine: dict[str, Any] = field(default_factory=dict)
 
 
 class Subject:
@@ -59,6 +66,7 @@ class Subject:
         self.model, self.name = models.load(name, device)
         # What figures call it: the last part of a hub id or of a path.
         self.label = Path(self.name.rstrip("/")).name
+        self.adjusted = shift_of(self.model) is not None
         self._whole = Explainer(self.model, tolerance=TOLERANCE)
         if self._whole.asymmetric:
             raise ValueError(
@@ -107,8 +115,8 @@ class Setting:
         self.data = data
         self.out = Path(out)
         self.seed = seed
-        self.tagger = tagger
         self.say = say
+        self._tagger = tagger
         self.progress = progress
         chosen = list(range(len(data)))
         if pairs is not None and pairs < len(chosen):
@@ -116,13 +124,15 @@ class Setting:
         self.pairs = [data.texts[i] for i in chosen]
         self.labels = [data.scores[i] for i in chosen]
         self._layers = layers
+        self._study: Hashable = None  # the one that is running
         for subject in self.subjects:  # an error now rather than after an hour
             for layer in layers or ():
                 subject.explainer(layer)
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(f"cannot write to {str(out)!r}: {error.strerror or error}") from None
+        made(self.out)
+
+    @cached_property
+    def tagger(self) -> Tagger:
+        return get_tagger(self._tagger)
 
     def layers(self, subject: Subject) -> list[int]:
         """The layers that are asked for; else the upper two thirds: a layer costs the more the deeper it lies below."""
@@ -131,9 +141,10 @@ class Setting:
         return sorted({subject.explainer(layer).settings.layer for layer in found})
 
     def inner_layer(self, subject: Subject) -> int:
-        """The one layer of studies that look at one: the deepest below the output, as near to the words as is cheap."""
+        """The one layer of studies that look at one: the middle one of those below the output."""
         layers = self.layers(subject)
-        return layers[len(layers) // 2]
+        below = [layer for layer in layers if layer < subject.num_layers] or layers
+        return below[len(below) // 2]
 
     # --- decompositions ---
 
@@ -147,6 +158,7 @@ class Setting:
         wanted = dict.fromkeys(text for pair in (self.pairs if pairs is None else pairs) for text in pair)
         missing = sorted((text for text in wanted if text not in place), key=len)
         chunks = [missing[i : i + AT_ONCE] for i in range(0, len(missing), AT_ONCE)]
+        random.Random(0).shuffle(chunks)  # short and long ones in turn, so that the time left can be told
         for chunk in self.track(chunks, f"{subject.label}, layer {layer}: texts × {AT_ONCE}"):
             store.append(explainer.decompose(chunk))
         place = {text: i for i, text in enumerate(store.texts())}
@@ -154,13 +166,17 @@ class Setting:
 
     def _store(self, subject: Subject, explainer: Explainer) -> Store:
         folder = self.out / "texts" / f"{subject.identity[:16]}-layer-{explainer.settings.layer}"
-        if not Store.is_there(folder):
-            dimensions = subject.model.get_embedding_dimension()
-            assert dimensions is not None
-            return Store.create(folder, explainer.settings, subject.identity, dimensions)
-        store = Store.open(folder)
-        store.check(explainer.settings, subject.identity)
-        return store
+        if Store.is_there(folder):
+            try:
+                store = Store.open(folder)
+                store.check(explainer.settings, subject.identity)
+                return store
+            except ValueError as error:  # what can be made again is no reason to stop
+                self.say(f"decomposed again: {error}")
+                shutil.rmtree(folder)
+        dimensions = subject.model.get_embedding_dimension()
+        assert dimensions is not None
+        return Store.create(folder, explainer.settings, subject.identity, dimensions)
 
     def explanations(
         self, subject: Subject, layer: int, pairs: Sequence[tuple[str, str]] | None = None
@@ -180,53 +196,100 @@ class Setting:
 
     # --- results ---
 
-    @cached_property
-    def inputs(self) -> dict[str, Any]:
-        """Everything that a result depends on."""
-        pairs = hashlib.sha256(repr((self.pairs, self.labels)).encode("utf-8", "surrogatepass")).hexdigest()
-        return {
+    def inputs(self, depends: Iterable[str]) -> dict[str, Any]:
+        """What a result depends on: the models, and those of the things below that it names."""
+        known: dict[str, Callable[[], dict[str, Any]]] = {
+            "data": lambda: {
+                "data": self.data.source,
+                "data_pairs": len(self.data),
+                "data_sha256": _digest(self.data.texts, self.data.scores),
+            },
+            "pairs": lambda: {
+                "data": self.data.source,
+                "pairs": len(self.pairs),
+                "seed": self.seed,
+                "pairs_sha256": _digest(self.pairs, self.labels),
+            },
+            "layers": lambda: {"layers": [self.layers(subject) for subject in self.subjects]},
+            "layer": lambda: {"layer": [self.inner_layer(subject) for subject in self.subjects]},
+            "tagger": lambda: {"tagger": self.tagger.name},
+        }
+        found: dict[str, Any] = {
             "models": [{"name": subject.label, "identity": subject.identity} for subject in self.subjects],
-            "layers": [self.layers(subject) for subject in self.subjects],
-            "data": self.data.source,
-            "pairs": len(self.pairs),
-            "pairs_sha256": pairs,
-            "seed": self.seed,
-            "tagger": self.tagger,
             "tolerance": TOLERANCE,
             "version": __version__,
         }
+        for name in depends:
+            found |= known[name]()
+        return found
 
-    def once(self, name: str, study: Callable[[Setting], Result]) -> Result:
+    def once(self, name: str, study: Any) -> Result:
         """Run a study unless its result is there; write down what it found."""
         path = self.out / f"{name}.json"
         before = _read(path)
-        same = before is not None and before["inputs"] == json.loads(json.dumps(self.inputs))
+        inputs = json.loads(json.dumps(self.inputs(study.DEPENDS)))
+        same = before is not None and before["inputs"] == inputs
         if same and all((self.out / file).is_file() for file in before["figures"].values()):
             self.say(f"{name}: done before")
-            compared = [Compared(**one) for one in before["compared"]]
-            return Result(before["title"], before["notes"], compared, before["numbers"], files=before["figures"])
+            known = {key: before[key] for key in ("title", "notes", "numbers", "tables", "seconds", "machine")}
+            return Result(**known, compared=[Compared(**one) for one in before["compared"]], files=before["figures"])
+        with held(self.out):
+            return self._run(name, study, inputs)
+
+    def _run(self, name: str, study: Any, inputs: dict[str, Any]) -> Result:
         started = time.perf_counter()
-        result = study(self)
+        self._study = (name, json.dumps(inputs))
+        result: Result = study.run(self)
+        for old in self.out.glob(f"{name}-*.svg"):
+            old.unlink()
         result.files = {}
         for number, (caption, figure) in enumerate(result.figures.items(), 1):
             file = f"{name}-{number}.svg"
             charts.save(figure, self.out / file)
             result.files[caption] = file
+        result.seconds = round(time.perf_counter() - started, 1)
+        result.machine = {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()}
         content = {
             "study": name,
             "title": result.title,
-            "inputs": self.inputs,
-            "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
-            "seconds": round(time.perf_counter() - started, 1),
+            "inputs": inputs,
+            "machine": result.machine,
+            "seconds": result.seconds,
             "notes": result.notes,
+            "tables": result.tables,
             "compared": [vars(one) for one in result.compared],
             "numbers": result.numbers,
             "figures": result.files,
         }
-        with written_aside(path) as aside:
-            aside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        self.say(f"{name}: {content['seconds']:.0f} s")
+        _write(content, self.out / f"{name}.json")
+        shutil.rmtree(self.out / PARTS / name, ignore_errors=True)
+        self.say(f"{name}: {result.seconds:.0f} s")
         return result
+
+    def part(self, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A part of the study that is running; one that was computed before an interruption is read."""
+        assert isinstance(self._study, tuple)
+        path = self.out / PARTS / self._study[0] / f"{_digest(self._study, key)[:16]}.json"
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = compute()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(found, path)
+        return found
+
+
+def percent(share: float | None) -> str:
+    return "not reached" if share is None else f"{100 * share:.0f} %"
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _write(content: dict[str, Any], path: Path) -> None:
+    with written_aside(path) as aside:
+        aside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _read(path: Path) -> Any:
@@ -235,7 +298,7 @@ def _read(path: Path) -> Any:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         return None
-    wanted = {"title", "inputs", "notes", "compared", "numbers", "figures"}
+    wanted = {"title", "inputs", "notes", "compared", "numbers", "tables", "figures", "seconds", "machine"}
     return found if isinstance(found, dict) and wanted <= set(found) else None
 
 

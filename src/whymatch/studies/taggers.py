@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ PENN = {
 }  # fmt: skip
 
 
-# The tags of the British National Corpus, which HanTa speaks; those of verbs of their own are in the code below.
+# The tags of the British National Corpus, which HanTa speaks; those of verbs are in the code below.
 CLAWS = {
     "AJ0": "ADJ", "AJC": "ADJ", "AJS": "ADJ", "AT0": "DET", "AV0": "ADV", "AVP": "ADP", "AVQ": "ADV", "CJC": "CCONJ",
     "CJS": "SCONJ", "CJT": "SCONJ", "CRD": "NUM", "DPS": "PRON", "DT0": "DET", "DTQ": "DET", "EX0": "PRON", "IN": "ADP",
@@ -34,13 +35,41 @@ CLAWS = {
 }  # fmt: skip
 
 
+BE = frozenset({"be", "am", "is", "are", "was", "were", "been", "being", "'m", "'re"})
+HELPING = frozenset({"have", "has", "had", "having", "do", "does", "did", "'ve"})  # or verbs of their own
+BETWEEN = frozenset({"ADV", "PART", "PRON"})  # what may stand between them and the verb that they help
+
+# What is written as one word and is two: its first part is what it is.
+CLITIC = re.compile(r"(?i)(.+?)(n['’]t|['’](?:s|re|ve|ll|d|m))")
+FIRST_PART = {"ca": "can", "wo": "will", "sha": "shall", "ai": "is"}
+
+
 def universal(tag: str, word: str, tags: Mapping[str, str] = PENN) -> str:
     """A universal tag for one of another set; marks without letters and digits are punctuation."""
     if not any(character.isalnum() for character in word):
         return "SYM" if word in {"$", "%", "+", "=", "<", ">", "€", "£", "#"} else "PUNCT"
     if tags is CLAWS and tag.startswith("V") and tag not in tags:
-        return "VERB" if tag.startswith("VV") else "AUX"  # the others are forms of be, do and have
+        return "VERB"
     return tags.get(tag.split("|")[0], "X")
+
+
+def with_auxiliaries(words: Sequence[str], tags: Sequence[str]) -> list[str]:
+    """Forms of be, and of have and do where they help another verb, are auxiliaries, whatever a tagger's set says."""
+    found = list(tags)
+    for i, (word, tag) in enumerate(zip(words, tags, strict=True)):
+        low = word.lower()
+        if tag in ("VERB", "AUX") and low in BE:
+            found[i] = "AUX"
+        elif tag in ("VERB", "AUX") and low in HELPING:
+            following = next((other for other in tags[i + 1 :] if other not in BETWEEN), "")
+            found[i] = "AUX" if following in ("VERB", "AUX") else "VERB"
+    return found
+
+
+def _first_parts(words: Sequence[str]) -> list[str]:
+    parts = (CLITIC.fullmatch(word) for word in words)
+    firsts = (word if part is None else part[1] for word, part in zip(words, parts, strict=True))
+    return [FIRST_PART.get(first.lower(), first) for first in firsts]
 
 
 class HanTa:
@@ -56,8 +85,11 @@ class HanTa:
     def __call__(self, words: Sequence[str]) -> list[str]:
         if not words:
             return []
-        found = self._tagger.tag_sent(list(words))
-        return [universal(one[2], word, CLAWS) for word, one in zip(words, found, strict=True)]
+        firsts = _first_parts(words)
+        found = self._tagger.tag_sent(firsts)
+        return with_auxiliaries(
+            firsts, [universal(one[2], word, CLAWS) for word, one in zip(firsts, found, strict=True)]
+        )
 
 
 class SpaCy:
@@ -73,7 +105,8 @@ class SpaCy:
     def __call__(self, words: Sequence[str]) -> list[str]:
         from spacy.tokens import Doc
 
-        return [token.pos_ for token in self._model(Doc(self._model.vocab, list(words)))]
+        firsts = _first_parts(words)
+        return with_auxiliaries(firsts, [token.pos_ for token in self._model(Doc(self._model.vocab, firsts))])
 
 
 class Flair:
@@ -89,9 +122,11 @@ class Flair:
     def __call__(self, words: Sequence[str]) -> list[str]:
         from flair.data import Sentence
 
-        sentence = Sentence(list(words), use_tokenizer=False)
+        firsts = _first_parts(words)
+        sentence = Sentence(firsts, use_tokenizer=False)
         self._tagger.predict(sentence)
-        return [universal(token.get_label("pos").value, word) for token, word in zip(sentence, words, strict=True)]
+        tags = [universal(token.get_label("pos").value, word) for token, word in zip(sentence, firsts, strict=True)]
+        return with_auxiliaries(firsts, tags)
 
 
 TAGGERS: dict[str, Callable[[], Tagger]] = {"hanta": HanTa, "spacy": SpaCy, "flair": Flair}
