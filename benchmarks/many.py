@@ -176,39 +176,36 @@ def memory(rows: int) -> dict[str, Any]:
     }
 
 
-RAY = """
+ENGINE = """
 import json, sys, time, os
-os.environ["OMP_NUM_THREADS"] = "1"
+engine, cores = sys.argv[3], int(sys.argv[4])
+os.environ["OMP_NUM_THREADS"] = "1"  # of a worker
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-import torch; torch.set_num_threads(1)
+import torch; torch.set_num_threads(cores if engine == "local" else 1)
 from whymatch import Explainer, batch
+from whymatch.cluster import Ray
 explainer = Explainer(layer=5)
-workers = int(sys.argv[3])
 cluster = None
-if workers:
+if engine == "ray":
     import ray
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
-    cluster = batch.Ray(workers=workers)
+    cluster = Ray(workers=cores)
 start = time.perf_counter()
 batch.run(sys.argv[1], sys.argv[2], explainer, ray=cluster)
 print(json.dumps(time.perf_counter() - start))
 """
 
 
-def ray_rates(rows: int = 3000) -> list[dict[str, Any]]:
+def engine_rates(rows: int = 3000) -> list[dict[str, Any]]:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         file = write_pairs(Path(folder) / "p.jsonl", rows)
-        for workers in (0, 1, 2):
-            done = subprocess.run(
-                [sys.executable, "-c", RAY, str(file), f"{folder}/out{workers}", str(workers)],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
+        for engine, cores in (("local", 1), ("local", 2), ("ray", 1), ("ray", 2)):
+            out = f"{folder}/{engine}{cores}"
+            command = [sys.executable, "-c", ENGINE, str(file), out, engine, str(cores)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
             seconds = json.loads(done.stdout.splitlines()[-1])
-            engine = "local, 1 core" if not workers else f"ray, {workers} core{'s' if workers > 1 else ''}"
-            found.append({"engine": engine, "rows_per_second": rows / seconds})
+            found.append({"engine": engine, "cores": cores, "rows_per_second": rows / seconds})
             print(json.dumps(found[-1]), flush=True)
     return found
 
@@ -225,7 +222,7 @@ def main() -> None:
         "precision": lambda: precision(model),
         "rates": lambda: rates(model),
         "overhead": lambda: overhead(model),
-        "engines": lambda: None if options.no_ray else ray_rates(),
+        "engines": lambda: None if options.no_ray else engine_rates(),
         "memory": lambda: memory(options.rows),
     }
     for name, step in steps.items():

@@ -144,7 +144,10 @@ def many() -> str:
         f"{flat['mib_at_the_end']:.0f} MiB at the end ({flat['rows_per_second']:.0f} rows per second, output layer).",
     ]
     if results["engines"]:
-        said = "; ".join(f"{row['engine']} {row['rows_per_second']:.0f}" for row in results["engines"])
+        said = "; ".join(
+            f"{row['engine']} on {row['cores']} core{'s' if row['cores'] > 1 else ''} {row['rows_per_second']:.0f}"
+            for row in results["engines"]
+        )
         lines.append(f"- Rows per second at layer 5, short texts, starting included: {said}.")
     seconds = 1 / rates[5, 32]
     size = next(r["bytes_per_text"] for r in results["precision"] if (r["tokens"], r["precision"]) == (32, "float16"))

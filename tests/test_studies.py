@@ -154,7 +154,7 @@ def test_sums_by_values_equal_sums_of_tangents_and_of_attributions(folders):
 
 def test_the_paths_total_of_a_known_curve():
     """A path whose speed is known: right endpoints of t² have the error that the formula says."""
-    points = np.sin(np.pi * np.arange(accuracy.INTERVALS + 1) / accuracy.INTERVALS / 2) ** 2
+    points = accuracy.points_of(2 * accuracy.INTERVALS)
     from whymatch.quadrature import USUAL
 
     alpha = USUAL.to_path(points)[0]

@@ -32,7 +32,8 @@ STEPS = {
 RULE_NAMES = {"right": "right endpoints, the paper's", "gauss": "Gauss nodes, whymatch's"}
 REACHED = (1e-2, 1e-3, 1e-5)
 PAIRS = 50  # of the setting's pairs
-INTERVALS = 128  # of a path: what its polynomial leaves out is recorded
+INTERVALS = 64  # of a path; twice as many where the polynomial leaves out more than this share of an embedding
+LEFT_OUT = 1e-10
 CHECKED = 4  # texts, from the shortest to the longest, whose sums are also computed from tangents
 
 
@@ -40,8 +41,8 @@ class Path:
     """One text's way from its reference: the embedding as a polynomial along it."""
 
     def __init__(self, values: NDArray[np.float64]) -> None:
-        points = np.sin(np.pi * np.arange(INTERVALS + 1) / INTERVALS / 2) ** 2
-        series = np.linalg.solve(chebyshev.chebvander(2 * points - 1, INTERVALS), values)
+        points = points_of(len(values) - 1)
+        series = np.linalg.solve(chebyshev.chebvander(2 * points - 1, len(points) - 1), values)
         self.start, self.end = values[0], values[-1]
         # What the polynomial leaves out is smaller than its last terms.
         self.left_out = float(np.abs(series[-4:]).max() / np.linalg.norm(self.end))
@@ -49,15 +50,20 @@ class Path:
 
     def total(self, rule: str, n: int) -> NDArray[np.float64]:
         """What a rule with n nodes attributes to all tokens together."""
-        return np.asarray(_weights(rule, n) @ self._slope)
+        return np.asarray(_weights(rule, n, len(self._slope)) @ self._slope)
+
+
+def points_of(intervals: int) -> NDArray[np.float64]:
+    """Where a path is looked at, in the parameter in which it is smooth."""
+    return np.asarray(np.sin(np.pi * np.arange(intervals + 1) / intervals / 2) ** 2)
 
 
 @cache
-def _weights(rule: str, n: int) -> NDArray[np.float64]:
+def _weights(rule: str, n: int, terms: int) -> NDArray[np.float64]:
     """What a rule takes of each term of a slope's series."""
     alpha, weights = RULES[rule](n)
     u = USUAL.from_path(alpha)
-    return np.asarray((weights / USUAL.to_path(u)[1]) @ chebyshev.chebvander(2 * u - 1, INTERVALS - 1))
+    return np.asarray((weights / USUAL.to_path(u)[1]) @ chebyshev.chebvander(2 * u - 1, terms - 1))
 
 
 def errors(pairs: Sequence[tuple[Path, Path]], rule: str, n: int, similarity: str) -> NDArray[np.float64]:
@@ -83,11 +89,14 @@ def first_below(of: Callable[..., NDArray[np.float64]], steps: Sequence[int], bo
 
 
 def paths_of(explainer: Explainer, texts: Sequence[str]) -> dict[str, Path]:
-    positions = USUAL.to_path(np.sin(np.pi * np.arange(INTERVALS + 1) / INTERVALS / 2) ** 2)[0]
     found: dict[str, Path] = {}
     for _, bucket in explainer._preparation.prepare(map(_request, texts)).buckets():
-        for side, values in zip(bucket.sides, bucket.curve(positions), strict=True):
-            found[side["text"]] = Path(values)
+        for intervals in (INTERVALS, 2 * INTERVALS):
+            positions = USUAL.to_path(points_of(intervals))[0]
+            paths = [Path(values) for values in bucket.curve(positions)]
+            if max(path.left_out for path in paths) <= LEFT_OUT:
+                break
+        found |= zip((side["text"] for side in bucket.sides), paths, strict=True)
     return found
 
 
@@ -190,7 +199,7 @@ def run(setting: Setting) -> Result:
             f"The absolute error of the sum, reference terms included, over {min(PAIRS, len(setting.pairs))} of the "
             "pairs, mean and standard deviation (shaded; below the mean no further than a tenth of it), in double "
             f"precision. The sum needs the encoder's speed along the path only, which is taken from its values at "
-            f"{INTERVALS + 1} points. The polynomial through them leaves out {left_out:.0e} of an embedding's length "
+            f"{INTERVALS + 1} or {2 * INTERVALS + 1} points. The polynomial through them leaves out {left_out:.0e} of an embedding's length "
             f"at most, and sums of tangents, computed for {CHECKED} texts of different lengths at every layer, differ "
             f"from it by {off:.0e} at most. Smaller errors than these are not to be read.",
         ],

@@ -74,7 +74,7 @@ def matrices(explanations: Sequence[Explanation], titles: Sequence[str], across:
         each.imshow(why.matrix, cmap=scale, vmin=-largest, vmax=largest)
         for (i, j), value in np.ndenumerate(why.matrix):
             colour = "white" if abs(value) > 0.6 * largest else "0.25"
-            each.text(j, i, f"{100 * value:.0f}", ha="center", va="center", fontsize=6, color=colour)
+            each.text(j, i, f"{round(100 * value)}", ha="center", va="center", fontsize=6, color=colour)
         each.set_xticks(
             range(len(why.tokens_b)), [t.replace("$", r"\$") for t in why.tokens_b], rotation=90, fontsize=8
         )

@@ -42,7 +42,7 @@ def run(setting: Setting) -> Result:
     axes.set_xlabel("Spearman × 100")
     for marker, colour, label in (("o", "#d95f02", "cosine"), ("s", "#2166ac", "dot product")):
         axes.scatter([], [], marker=marker, color=colour, label=label)
-    axes.legend(fontsize=8, loc="lower left")
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     kinds = {subject.label: "adjusted" if subject.adjusted else "as it is" for subject in setting.subjects}
     table = [["model", "", "whose", "cosine", "dot product"]]
     table += [[name, kinds[name], "ours", f"{one['cosine']:.1f}", f"{one['dot']:.1f}"] for name, one in ours.items()]
