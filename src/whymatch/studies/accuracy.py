@@ -199,9 +199,9 @@ def run(setting: Setting) -> Result:
             f"The absolute error of the sum, reference terms included, over {min(PAIRS, len(setting.pairs))} of the "
             "pairs, mean and standard deviation (shaded; below the mean no further than a tenth of it), in double "
             f"precision. The sum needs the encoder's speed along the path only, which is taken from its values at "
-            f"{INTERVALS + 1} or {2 * INTERVALS + 1} points. The polynomial through them leaves out {left_out:.0e} of an embedding's length "
-            f"at most, and sums of tangents, computed for {CHECKED} texts of different lengths at every layer, differ "
-            f"from it by {off:.0e} at most. Smaller errors than these are not to be read.",
+            f"{INTERVALS + 1} or {2 * INTERVALS + 1} points. The polynomial through them leaves out {left_out:.0e} of "
+            f"an embedding's length at most, and sums of tangents, computed for {CHECKED} texts of different lengths "
+            f"at every layer, differ from it by {off:.0e} at most. Smaller errors than these are not to be read.",
         ],
         compared=compared,
         tables={"The N at which the mean error first is below a bound": table},
