@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -436,6 +437,15 @@ def test_an_unwritable_folder(tmp_path, explainer, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     with pytest.raises(PermissionError, match=r"cannot write to .*out': the folder is not writable"):
         batch.run(pairs, tmp_path / "out", explainer)
+
+
+def test_a_disk_of_its_own_is_refused(tmp_path, explainer, monkeypatch):
+    other = Path("/proc")
+    if other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no other disk here")
+    monkeypatch.setattr(batch, "beside", lambda _: other / "out.job")
+    with pytest.raises(ValueError, match=r"out' is a disk of its own, and what is beside it is on another"):
+        batch.run(write_pairs(tmp_path / "p.jsonl", 2), tmp_path / "out", explainer)
 
 
 def test_what_a_job_could_not_take_up_again_is_refused(tmp_path, load):

@@ -148,8 +148,11 @@ def run(
         identity=models.identity(explainer.model),
         content=_content(table.path),
     )
-    out, folder = made(out), made(beside(out))
-    with held(folder):
+    out = made(out)
+    folder = beside(out)
+    if out.stat().st_dev != folder.parent.stat().st_dev:  # a part is written there and put here, in one step
+        raise ValueError(f"{str(out)!r} is a disk of its own, and what is beside it is on another; name a folder on it")
+    with held(made(folder)):
         record = Record.taken_up(job, out, folder, resume)
         hashes = _hashes(table, names)
         if missing := list(record.missing(len(hashes))):
