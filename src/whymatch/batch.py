@@ -170,7 +170,9 @@ def run(
 
 def beside(out: str | os.PathLike[str]) -> Path:
     """The folder of a dataset's job."""
-    path = Path(out).absolute()
+    path = Path(out)
+    if path.name in ("", ".."):  # a place that has a name only where it is seen from
+        path = path.resolve()
     return path.with_name(f"{path.name}{BESIDE}")
 
 
