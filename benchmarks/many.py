@@ -1,6 +1,6 @@
 """Many texts: rates by length and layer, what a text takes on disk, what a batch adds, and whether memory stays flat.
 
-    python benchmarks/many.py [--rows 50000] [--no-ray]
+    python benchmarks/many.py [--rows 50000] [--only STEP …]
 
 Writes ``benchmarks/results/many.json``, from which ``benchmarks/tables.py`` makes the table of docs/many.md.
 """
@@ -120,7 +120,7 @@ def write_pairs(path: Path, rows: int, seed: int = 0) -> Path:
 
 
 def overhead(model: Any, rows: int = 2000) -> dict[str, Any]:
-    """A batch against the engine alone, taking turns: the same pairs, explained and thrown away."""
+    """A batch against the engine alone, taking turns: the same texts decomposed once, the same pairs explained."""
     explainer = Explainer(model, layer=5)
     with tempfile.TemporaryDirectory() as folder:
         file = write_pairs(Path(folder) / "p.jsonl", rows)
@@ -128,12 +128,10 @@ def overhead(model: Any, rows: int = 2000) -> dict[str, Any]:
         ratios = []
         for turn in range(3):
             start = time.perf_counter()
-            for i in range(0, rows, batch.WINDOW):
-                window = pairs[i : i + batch.WINDOW]
-                texts = list(dict.fromkeys(t for pair in window for t in pair))
-                decs = dict(zip(texts, explainer.decompose(texts), strict=True))
-                for a, b in window:
-                    Explainer.pair(decs[a], decs[b])
+            texts = list(dict.fromkeys(t for pair in pairs for t in pair))
+            decs = dict(zip(texts, explainer.decompose(texts), strict=True))
+            for a, b in pairs:
+                Explainer.pair(decs[a], decs[b])
             bare = time.perf_counter() - start
             start = time.perf_counter()
             batch.run(file, Path(folder) / f"out{turn}", explainer)
@@ -213,20 +211,21 @@ def engine_rates(rows: int = 3000) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=50_000)
-    parser.add_argument("--no-ray", action="store_true")
+    parser.add_argument("--only", nargs="*", help="the steps to run; what the others found is kept as it is")
     options = parser.parse_args()
     model, _ = models.load(None, "cpu")
-    results: dict[str, Any] = {"machine": machine()}
+    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    results["machine"] = machine()
     steps: dict[str, Any] = {
         "hit": lambda: hit(model),
         "precision": lambda: precision(model),
         "rates": lambda: rates(model),
         "overhead": lambda: overhead(model),
-        "engines": lambda: None if options.no_ray else engine_rates(),
+        "engines": engine_rates,
         "memory": lambda: memory(options.rows),
     }
-    for name, step in steps.items():
-        results[name] = step()
+    for name in options.only or steps:
+        results[name] = steps[name]()
         print(name, json.dumps(results[name])[:300], flush=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
