@@ -49,8 +49,8 @@ def main() -> None:
     runs = {"plain": Run(plain), "adjusted": Run(adjust(plain))}
     # As a trainer meets them: the file begins with short texts of one kind.
     order = random.Random(0).sample(range(len(pairs)), STEPS * BATCH)
-    texts, scores = ([each[i] for i in order] for each in (pairs.texts, pairs.scores))
-    batches = [(texts[i : i + BATCH], scores[i : i + BATCH]) for i in range(0, len(order), BATCH)]
+    draws = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
+    batches = [([pairs.texts[i] for i in draw], [pairs.scores[i] for i in draw]) for draw in draws]
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(ROUNDS + 1):
         for name, run in runs.items():
