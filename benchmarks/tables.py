@@ -22,7 +22,7 @@ def significant(value: float) -> str:
 
 
 def small(value: float) -> str:
-    return f"{value:.0e}".replace("e-0", "e-")
+    return f"{value:.0e}".replace("e-0", "e-") if value else "0"
 
 
 def peers() -> str:
@@ -124,7 +124,7 @@ def many() -> str:
     lines += ["|" + "---|" * (1 + len(lengths))]
     for layer in layers:
         lines.append(f"| {layer} | " + " | ".join(significant(rates[layer, length]) for length in lengths) + " |")
-    lines += ["", "What a text takes on disk, and what smaller numbers change (layer 5):", ""]
+    lines += ["", "What a text takes on disk, whatever the layer, and what smaller numbers change (at layer 5):", ""]
     lines += [
         "| tokens | stored as | bytes | change of a score | of an entry | largest error of a sum |",
         "|" + "---|" * 6,
@@ -155,7 +155,7 @@ def many() -> str:
     for count in (1e6, 1e9):
         hours, stored = count * seconds / 3600, count * size
         lines.append(
-            f"| {count:.0e} | {hours:,.0f} | {_span(3.6 * hours)} | {_bytes(stored)} | {_span(stored * 8 / 1e10)} |"
+            f"| {count:,.0f} | {hours:,.0f} | {_span(3.6 * hours)} | {_bytes(stored)} | {_span(stored * 8 / 1e10)} |"
         )
     lines += [
         "",
