@@ -134,14 +134,15 @@ def many() -> str:
         cells = [str(row["tokens"]), row["precision"], f"{row['bytes_per_text']:,.0f}", *map(small, changes)]
         lines.append("| " + " | ".join(cells) + " |")
     hit, over, flat = results["hit"], results["overhead"], results["memory"]
+    seen, early = next(one for one in flat["mib"] if one[0] >= flat["rows"] / 5)
     lines += [
         "",
         f"- Explaining a stored hit of {hit['tokens']} tokens for a decomposed query of {hit['query_tokens']}: "
         f"{hit['milliseconds_median']:.2f} ms.",
         f"- A batch takes {over['ratio']:.2f}× the time of the engine alone ({over['rows']:,} rows of short texts, "
         "layer 5).",
-        f"- Memory over {flat['rows']:,} rows: {flat['mib_after_a_fifth']:.0f} MiB after a fifth of them, "
-        f"{flat['mib_at_the_end']:.0f} MiB at the end (short texts, output layer).",
+        f"- Memory over {flat['rows']:,} rows (short texts, output layer; pages of mapped files included): "
+        f"{early:.0f} MiB after {seen:,} of them, {flat['mib'][-1][1]:.0f} MiB at the end.",
     ]
     said = "; ".join(
         f"{row['engine']} on {row['cores']} core{'s' if row['cores'] > 1 else ''} {row['rows_per_second']:.0f}"
