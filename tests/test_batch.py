@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from whymatch import Explainer, batch
+from whymatch.files import ASIDE, held
 
 WORDS = ["coffee", "bread", "man", "woman", "dog", "child", "kitchen", "field", "stocks", "bad", "good", "snowy"]
 
@@ -328,6 +329,23 @@ def test_folders_that_belong_to_something_else(tmp_path, explainer, folders):
     (tmp_path / "full/thesis.tex").write_text("")
     with pytest.raises(FileExistsError, match=r"is not empty \(thesis.tex\), and holds no job"):
         batch.run(pairs, tmp_path / "full", explainer)
+
+
+def test_nothing_of_others_is_touched(tmp_path, explainer):
+    """A folder that happens to be called like a job's, and files that happen to end like what is being written."""
+    pairs = write_pairs(tmp_path / "p.jsonl", 5)
+    (tmp_path / "out.job/errors").mkdir(parents=True)
+    thesis = tmp_path / "out.job/errors/thesis.tex"
+    thesis.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"out.job' is not empty \(errors\), and holds no job"):
+        batch.run(pairs, tmp_path / "out", explainer)
+    assert thesis.read_text() == "mine"
+    (tmp_path / ".notes.tmp").write_text("mine")
+    left = tmp_path / f".part.parquet.1.2{ASIDE}"
+    left.write_text("what a process that died was writing")
+    with held(tmp_path):
+        assert (tmp_path / ".notes.tmp").exists()
+        assert not left.exists()
 
 
 def test_a_dataset_that_was_thrown_away_is_begun_anew(tmp_path, explainer, folders):

@@ -335,7 +335,19 @@ def test_a_finished_study_is_not_run_again_and_another_setting_is(models, tmp_pa
     studies.run("distribution", setting(models[:1], tmp_path, layers=[2, 3]))
     assert decomposed  # another layer
     (tmp_path / "distribution.json").write_text("{")
+    (tmp_path / "distribution-of-mine.svg").write_text("mine")
     assert studies.run("distribution", first).numbers == result.numbers
+    found = json.loads((tmp_path / "distribution.json").read_text())
+    (tmp_path / "distribution.json").write_text(json.dumps(found | {"figures": {"x": "../secret.svg"}}))
+    assert studies.run("distribution", first).files == result.files  # which names no file elsewhere
+    (tmp_path / "distribution-2.svg").write_text("of another run")
+    figures = {"a": "distribution-1.svg", "b": "distribution-2.svg"}
+    (tmp_path / "distribution.json").write_text(json.dumps(found | {"figures": figures, "inputs": {}}))
+    studies.run("distribution", first)
+    assert sorted(path.name for path in tmp_path.glob("*.svg") if path.name.startswith("distribution")) == [
+        "distribution-1.svg",
+        "distribution-of-mine.svg",
+    ]
 
 
 def test_an_interrupted_study_goes_on_where_it_was(models, tmp_path, monkeypatch, decomposed):

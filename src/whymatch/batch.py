@@ -205,13 +205,16 @@ class Record:
     @classmethod
     def taken_up(cls, job: Job, out: Path, folder: Path, resume: bool) -> Record:
         """The record of a job that is there; a new one if nothing is."""
+        path = folder / RECORD
+        strange = [file.name for file in folder.iterdir() if file.name != ".lock"]
+        if strange and not path.exists():
+            raise FileExistsError(f"{str(folder)!r} is not empty ({strange[0]}), and holds no job; name another folder")
         there = [file.name for file in out.iterdir()]
         if not there:  # whatever a job beside it says was thrown away with its dataset
             shutil.rmtree(folder / ERRORS, ignore_errors=True)
             record = cls(job, out, folder)
             record._write()
             return record
-        path = folder / RECORD
         if not path.exists():
             raise FileExistsError(f"{str(out)!r} is not empty ({there[0]}), and holds no job; name another folder")
         try:

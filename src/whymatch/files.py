@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ASIDE = ".tmp"  # how what is being written ends: no reader of a folder takes it for a part of it
+# How the name of what is being written ends: no reader takes it for a part of a folder, and no one else's file has it.
+ASIDE = ".whymatch.tmp"
 
 
 @contextmanager
@@ -76,7 +77,7 @@ def held(folder: Path) -> Iterator[None]:
             raise BlockingIOError(
                 f"another process is writing to {os.fspath(folder)!r}; wait for it to end, or name another folder"
             ) from None
-        for aside in folder.rglob(f".*{ASIDE}"):
+        for aside in folder.glob(f".*{ASIDE}"):
             aside.unlink(missing_ok=True)
         try:
             yield  # closing the file lets it go

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -234,14 +235,15 @@ class Setting:
             known = {key: before[key] for key in ("title", "notes", "numbers", "tables", "seconds", "machine")}
             return Result(**known, compared=[Compared(**one) for one in before["compared"]], files=before["figures"])
         with held(self.out):
-            return self._run(name, study, inputs)
+            result = self._run(name, study, inputs)
+            for old in set(before["figures"].values() if before else ()) - set(result.files.values()):
+                (self.out / old).unlink(missing_ok=True)
+            return result
 
     def _run(self, name: str, study: Any, inputs: dict[str, Any]) -> Result:
         started = time.perf_counter()
         self._study = (name, json.dumps(inputs))
         result: Result = study.run(self)
-        for old in self.out.glob(f"{name}-*.svg"):
-            old.unlink()
         result.files = {}
         for number, (caption, figure) in enumerate(result.figures.items(), 1):
             file = f"{name}-{number}.svg"
@@ -299,7 +301,11 @@ def _read(path: Path) -> Any:
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         return None
     wanted = {"title", "inputs", "notes", "compared", "numbers", "tables", "figures", "seconds", "machine"}
-    return found if isinstance(found, dict) and wanted <= set(found) else None
+    if not isinstance(found, dict) or not wanted <= set(found) or not isinstance(found["figures"], dict):
+        return None
+    # It is only a file that somebody made: the figures that it names are this study's, in its own folder.
+    ours = re.compile(rf"{path.stem}-\d+\.svg")
+    return found if all(ours.fullmatch(str(file)) for file in found["figures"].values()) else None
 
 
 def _cpu() -> str:
