@@ -25,6 +25,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "plain-cosine": {"adjusted": False, "objective": "cosine"},
     "adjusted-cosine": {"objective": "cosine"},
     "adjusted-dot": {"objective": "dot"},
+    "adjusted-dot, normalized": {"objective": "dot", "normalized": True},
+    "adjusted-cosine, normalized": {"objective": "cosine", "normalized": True},
     "adjusted-dot, own 1": {"objective": "dot", "own": 1.0},
     "adjusted-dot, scale one": {"objective": "dot", "scale": "one"},
     "adjusted-dot, scale learned": {"objective": "dot", "scale": "learned"},

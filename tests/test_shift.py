@@ -26,7 +26,7 @@ TEXTS = [
 KINDS = sorted(zoo.ARCHITECTURES)
 
 
-def expected(model, texts, reference="pad"):
+def expected(model, texts, reference="pad", normalized=False):
     """e'(text) − e'(reference), one by one, from the model's modules themselves."""
     from whymatch.encoder import Encoder
     from whymatch.inputs import batched
@@ -42,7 +42,8 @@ def expected(model, texts, reference="pad"):
             for module in model:
                 if type(module).__name__ != "Normalize":
                     out = module(out)
-            rows.append(out["sentence_embedding"][0])
+            row = out["sentence_embedding"][0]
+            rows.append(row / row.norm() if normalized else row)
         found.append((rows[0] - rows[1]).detach().numpy())
     return np.stack(found)
 
@@ -51,8 +52,9 @@ def expected(model, texts, reference="pad"):
 def test_the_embedding_is_the_text_minus_its_reference(load, kind):
     model = load(kind, torch.float64)  # so that what is seen is not the rounding of these wildly weighted models
     before = model.encode(TEXTS)
-    adjusted = adjust(model)
-    np.testing.assert_allclose(adjusted.encode(TEXTS), expected(model, TEXTS), atol=1e-6)
+    for normalized in (False, True):
+        found = adjust(model, normalized=normalized).encode(TEXTS)
+        np.testing.assert_allclose(found, expected(model, TEXTS, normalized=normalized), atol=1e-6)
     assert (model.encode(TEXTS) == before).all()  # the model that was given is as it was
 
 
@@ -179,10 +181,11 @@ def test_no_reference_outlives_its_weights(load, how):
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "t5", "qwen3"])
-def test_saved_and_loaded(load, tmp_path, kind):
+@pytest.mark.parametrize("normalized", [False, True])
+def test_saved_and_loaded(load, tmp_path, kind, normalized):
     from sentence_transformers import SentenceTransformer
 
-    adjusted = adjust(load(kind))
+    adjusted = adjust(load(kind), normalized=normalized)
     wanted = adjusted.encode(TEXTS)
     adjusted.save_pretrained(str(tmp_path / "model"))
     listed = json.loads((tmp_path / "model/modules.json").read_text())
@@ -254,9 +257,9 @@ def test_what_cannot_be_adjusted(load):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_its_explanations_have_no_reference_terms(load, kind, similarity):
-    adjusted = adjust(load(kind))
+@pytest.mark.parametrize(("similarity", "normalized"), [("cosine", False), ("dot", False), ("dot", True)])
+def test_its_explanations_have_no_reference_terms(load, kind, similarity, normalized):
+    adjusted = adjust(load(kind), normalized=normalized)
     tolerance = 2e-3 if kind in zoo.RELU else 1e-5
     for layer in (0, 2, -1):
         options = {"layer": layer, "similarity": similarity, "tolerance": tolerance}

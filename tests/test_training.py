@@ -68,12 +68,13 @@ def write_csv(path, some: Pairs):
 
 
 @pytest.mark.parametrize("objective", ["dot", "cosine"])
-@pytest.mark.parametrize("adjusted", [True, False])
-def test_training_learns_and_the_folder_is_a_model(base, splits, tmp_path, objective, adjusted):
+@pytest.mark.parametrize(("adjusted", "normalized"), [(True, False), (True, True), (False, False)])
+def test_training_learns_and_the_folder_is_a_model(base, splits, tmp_path, objective, adjusted, normalized):
     model = models.load(base, "cpu")[0]
-    before = evaluate_sts(adjust(model) if adjusted else model, splits.dev)
+    before = evaluate_sts(adjust(model, normalized=normalized) if adjusted else model, splits.dev)
     said = []
-    recipe = Recipe(base=base, objective=objective, adjusted=adjusted, epochs=4, lr=2e-3, batch_size=8)
+    kind = {"objective": objective, "adjusted": adjusted, "normalized": normalized}
+    recipe = Recipe(base=base, **kind, epochs=4, lr=2e-3, batch_size=8)
     record = train(recipe, splits, tmp_path / "out", say=said.append, device="cpu")
     assert [line.split(":")[0] for line in said] == ["epoch 1", "epoch 2", "epoch 3", "epoch 4", "written"]
     assert len(record["epochs"]) == 4
@@ -92,6 +93,7 @@ def test_training_learns_and_the_folder_is_a_model(base, splits, tmp_path, objec
     assert base not in card  # where it lies is nobody's business
     assert ("Scores are dot products" in card) == (objective == "dot")
     assert ("trust_remote_code=True" in card) == adjusted
+    assert ("Both have length 1" in card) == normalized
     why = Explainer(tmp_path / "out", fold_reference=False, tolerance=1e-4).explain("bad coffee", "good bread")
     if adjusted:
         assert abs(why.constant) < 1e-6 * max(1, abs(why.score))
@@ -238,6 +240,9 @@ def test_what_is_wrong_leaves_nothing_behind(base, splits, tmp_path):
     adjust(models.load(base, "cpu")[0]).save(str(tmp_path / "adjusted"))
     with pytest.raises(ValueError, match="is an adjusted model; a plain one"):
         train(Recipe(base=str(tmp_path / "adjusted"), adjusted=False), splits, tmp_path / "out", device="cpu")
+    with pytest.raises(ValueError, match="stays as it was adjusted; drop normalized=True"):
+        train(Recipe(base=str(tmp_path / "adjusted"), normalized=True), splits, tmp_path / "out", device="cpu")
+    assert not (tmp_path / "out").exists()
 
 
 def test_texts_are_trained_with_the_prompt_that_they_are_read_with(base, splits, tmp_path, monkeypatch):
@@ -360,6 +365,11 @@ def test_folders_that_are_refused(base, splits, tmp_path):
 def test_impossible_settings(name, value):
     with pytest.raises(ValueError, match=f"{name}={value!r} is not possible; give"):
         Recipe(**{name: value})
+
+
+def test_a_plain_model_has_no_shift_to_normalize_before():
+    with pytest.raises(ValueError, match="normalized=True is about the shift"):
+        Recipe(adjusted=False, normalized=True)
 
 
 def test_parts_beside_a_file_are_found_and_else_held_out(tmp_path):

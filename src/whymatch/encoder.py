@@ -175,7 +175,8 @@ class Encoder:
             twin(batched([given.features], self.device), **given.reading.options)
         blocks = self._choose(lists, states)
         normalizers = []
-        for name in reversed(ran):
+        # What an adjusted model normalizes, it does before its shift, and so not last.
+        for name in reversed(ran if self.shifted_by is None else ()):
             if type(twin.get_submodule(name)).__name__ != "Normalize":
                 break
             normalizers.append(name)

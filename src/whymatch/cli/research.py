@@ -24,6 +24,9 @@ def train(
     adjusted: Annotated[
         bool, typer.Option("--adjusted/--plain", help="Subtract the reference's embedding, as the paper does.")
     ] = True,
+    normalized: Annotated[
+        bool, typer.Option("--normalized", help="Normalize embeddings before they are shifted.")
+    ] = False,
     epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 5,
     batch_size: Annotated[int, typer.Option(help="Pairs per step.")] = 16,
     lr: Annotated[float, typer.Option(help="The highest learning rate.")] = 2e-5,
@@ -49,6 +52,7 @@ def train(
         base=base or DEFAULT_MODEL,
         objective=objective,  # type: ignore[arg-type]  # checked there
         adjusted=adjusted,
+        normalized=normalized,
         epochs=epochs,
         batch_size=batch_size,
         lr=lr,

@@ -19,10 +19,13 @@ def card(record: dict[str, Any], name: str) -> str:
         keep_trailing_newline=True,
     )
     recipe = record["recipe"]
-    dot_only = ("scale", "own", "teacher") if recipe["objective"] == "cosine" else ()
-    settings = {key: value for key, value in recipe.items() if key not in ("base", *dot_only) and value is not None}
-    # A folder's path says nothing to others, and where it lies is nobody's business.
-    hub_id = recipe["base"] if re.fullmatch(r"[\w.-]+/[\w.-]+", recipe["base"]) else None
+    idle = {"scale", "own"} if recipe["objective"] == "cosine" else set()
+    if not recipe["adjusted"]:
+        idle.add("normalized")
+    settings = {key: value for key, value in recipe.items() if key not in {"base", *idle} and value is not None}
+    if "teacher" in settings:
+        settings["teacher"] = _hub_id(recipe["teacher"]) or Path(recipe["teacher"]).name
+    hub_id = _hub_id(recipe["base"])
     return environment.get_template("card.md").render(
         record=record,
         recipe=recipe,
@@ -31,3 +34,8 @@ def card(record: dict[str, Any], name: str) -> str:
         hub_id=hub_id,
         base=hub_id or Path(recipe["base"]).name,
     )
+
+
+def _hub_id(name: str) -> str | None:
+    """None of a folder: its path says nothing to others, and where it lies is nobody's business."""
+    return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else None

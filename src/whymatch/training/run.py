@@ -41,6 +41,7 @@ class Recipe:
     base: str = models.DEFAULT_MODEL
     objective: Literal["dot", "cosine"] = "dot"
     adjusted: bool = True
+    normalized: bool = False  # whether embeddings have length 1 before they are shifted
     epochs: int = 5
     batch_size: int = 16
     lr: float = 2e-5
@@ -65,6 +66,8 @@ class Recipe:
         for name, (right, advice) in checks.items():
             if not right:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not possible; {advice}")
+        if self.normalized and not self.adjusted:
+            raise ValueError("normalized=True is about the shift of an adjusted model, and this one is plain; drop one")
 
 
 def train(
@@ -109,7 +112,9 @@ def _base(recipe: Recipe, device: str | None) -> Any:
     if shift_of(model) is not None and not recipe.adjusted:
         raise ValueError(f"{recipe.base!r} is an adjusted model; a plain one is trained from a base that is not")
     if recipe.adjusted and shift_of(model) is None:
-        model = adjust(model)
+        model = adjust(model, normalized=recipe.normalized)
+    elif recipe.normalized:
+        raise ValueError(f"{recipe.base!r} is an adjusted model, and stays as it was adjusted; drop normalized=True")
     model.similarity_fn_name = recipe.objective
     return model
 

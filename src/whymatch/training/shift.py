@@ -280,13 +280,14 @@ def unshifted(model: Any) -> Any:
     return twin
 
 
-def adjust(model: SentenceTransformer, reference: str = "pad") -> SentenceTransformer:
+def adjust(model: SentenceTransformer, reference: str = "pad", *, normalized: bool = False) -> SentenceTransformer:
     """A copy of a model whose embedding of any input is e'(input) − e'(its reference).
 
     Args:
-        model: any model that reads tokens or pictures. It stays as it is, and shares nothing with the copy. A last
-            Normalize is left out: e' is what it normalizes.
+        model: any model that reads tokens or pictures. It stays as it is, and shares nothing with the copy.
         reference: what takes the place of content: ``"pad"`` (the paper's), ``"unk"`` or ``"mask"`` tokens, or a text.
+        normalized: whether e' has length 1. By default a last Normalize is left out, as in the paper, and e' is what it
+            would normalize.
     """
     if not isinstance(model, SentenceTransformer):
         raise TypeError(f"adjust takes a SentenceTransformer, not a {type(model).__name__}: {model!r:.60}")
@@ -295,6 +296,8 @@ def adjust(model: SentenceTransformer, reference: str = "pad") -> SentenceTransf
     modules = _without_normalize(copy.deepcopy(list(model.children())))
     if not modules:
         raise TypeError("this model has no modules that embed anything: there is nothing to adjust")
+    if normalized:
+        modules.append(Normalize())
     shift = ReferenceShift({ROUTE: modules}, reference)
     adjusted = SentenceTransformer(
         modules=[shift],
