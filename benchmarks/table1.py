@@ -2,14 +2,16 @@
 
     python benchmarks/table1.py TRAIN.CSV OUT [--seeds 0 1] [--only NAME …]
 
-Trains every recipe with every seed into OUT (a run that was interrupted is resumed, one that is finished is kept) and
-writes ``benchmarks/results/table1.json``. ``benchmarks/tables.py`` makes the table of the documents from it.
+Trains every recipe with every seed into OUT, and what else was tried with the first of them (a run that was interrupted
+is resumed, one that is finished is kept), and writes ``benchmarks/results/table1.json``. ``benchmarks/tables.py`` makes
+the tables of the documents from it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,22 @@ from whymatch.training import Recipe, adjust, evaluate_sts, train
 from whymatch.training.data import read_splits
 
 RESULTS = Path(__file__).parent / "results/table1.json"
-# What is compared in the table, and what else was tried to make the dot product free.
 RECIPES: dict[str, dict[str, Any]] = {
     "plain-cosine": {"adjusted": False, "objective": "cosine"},
     "adjusted-cosine": {"objective": "cosine"},
     "adjusted-dot": {"objective": "dot"},
     "adjusted-dot, normalized": {"objective": "dot", "normalized": True},
-    "adjusted-cosine, normalized": {"objective": "cosine", "normalized": True},
-    "adjusted-dot, own 1": {"objective": "dot", "own": 1.0},
-    "adjusted-dot, scale one": {"objective": "dot", "scale": "one"},
-    "adjusted-dot, scale learned": {"objective": "dot", "scale": "learned"},
-    "adjusted-dot, lr 5e-5": {"objective": "dot", "lr": 5e-5},
-    "adjusted-dot, warmup 0.3": {"objective": "dot", "warmup": 0.3},
-    "adjusted-dot, taught": {"objective": "dot", "teacher": "plain-cosine"},
+}
+# What was tried to make the dot product free: adjusted-dot, but for one thing, and for one epoch.
+TRIED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "normalized": {"normalized": True},
+    "own 1": {"own": 1.0},
+    "teacher plain-cosine": {"teacher": "plain-cosine"},
+    "lr 5e-5": {"lr": 5e-5},
+    "warmup 0.3": {"warmup": 0.3},
+    "scale learned": {"scale": "learned"},
+    "scale one": {"scale": "one"},
 }
 
 
@@ -41,44 +46,45 @@ def main() -> None:
     parser.add_argument("train", help="the pairs to train on; dev and test are found beside them")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--only", nargs="*", help="the recipes to run; the others' results are kept as they are")
+    parser.add_argument("--only", nargs="*", help="the recipes to run; other results are kept")
     options = parser.parse_args()
     splits = read_splits(options.train)
     assert splits.test is not None
     print(splits, flush=True)
-    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"untrained": {}, "runs": []}
+    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"untrained": {}, "trained": [], "tried": []}
     results["machine"] = machine()
     if not results["untrained"]:
         model, _ = models.load(None, None)
         results["untrained"] = {
             "unmodified": evaluate_sts(model, splits.test),
             "shifted": evaluate_sts(adjust(model), splits.test),
+            "shifted, normalized": evaluate_sts(adjust(model, normalized=True), splits.test),
         }
-    for seed in options.seeds:
-        for name in options.only or list(RECIPES):
-            changes = dict(RECIPES[name])
-            if changes.get("teacher"):
-                changes["teacher"] = str(options.out / f"{changes['teacher']}-{seed}")
-            print(f"--- {name}, seed {seed}", flush=True)
-            folder = options.out / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
-            record = train(
-                Recipe(seed=seed, **changes),
-                splits,
-                folder,
-                resume=folder.exists(),
-                say=lambda line: print(line, flush=True),
-            )
-            print(json.dumps(record["test"]), flush=True)
-            kept = [run for run in results["runs"] if (run["recipe"], run["seed"]) != (name, seed)]
-            results["runs"] = [
-                *kept,
-                {
-                    "recipe": name,
-                    "seed": seed,
-                    **{key: record[key] for key in ("epochs", "dev", "test", "seconds", "steps")},
-                },
-            ]
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    runs = [("trained", name, seed, changes) for name, changes in RECIPES.items() for seed in options.seeds]
+    runs += [("tried", name, options.seeds[0], {"epochs": 1, **changes}) for name, changes in TRIED.items()]
+    for group, name, seed, changes in runs:
+        if options.only and name not in options.only:
+            continue
+        if "teacher" in changes:
+            changes = changes | {"teacher": str(options.out / f"{changes['teacher']}-{seed}")}
+        print(f"--- {name}, seed {seed}", flush=True)
+        folder = options.out / "-".join(re.findall(r"[\w.]+", f"{'tried ' * (group == 'tried')}{name} {seed}"))
+        record = train(
+            Recipe(seed=seed, **changes),
+            splits,
+            folder,
+            resume=folder.exists(),
+            say=lambda line: print(line, flush=True),
+        )
+        print(json.dumps(record["test"]), flush=True)
+        found = {key: record[key] for key in ("epochs", "dev", "test", "seconds", "steps")}
+        kept = [run for run in results[group] if (run["recipe"], run["seed"]) != (name, seed)]
+        order = list(RECIPES if group == "trained" else TRIED)
+        results[group] = sorted(
+            [*kept, {"recipe": name, "seed": seed, **found}],
+            key=lambda run: (order.index(run["recipe"]), run["seed"]),
+        )
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
