@@ -110,17 +110,19 @@ class Known(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("objective", "scale", "own", "expected"),
+    ("objective", "scale", "zero", "own", "expected"),
     [
-        ("cosine", 1.0, 0.0, (0.8**2 + 0.5**2) / 2),  # cosines 0.8 and 1 against 0 and 0.5
-        ("dot", 1.0, 0.0, (8.0**2 + 5.5**2) / 2),  # products 8 and 6
-        ("dot", 0.5, 0.0, (4.0**2 + 2.5**2) / 2),
-        ("dot", 0.5, 2.0, (4.0**2 + 2.5**2) / 2 + 2 * (11.5**2 + 0.0**2 + 1.0**2 + 8.0**2) / 4),  # 25, 2, 4 and 18
+        ("cosine", 1.0, 0.0, 0.0, (0.8**2 + 0.5**2) / 2),  # cosines 0.8 and 1 against 0 and 0.5
+        ("dot", 1.0, 0.0, 0.0, (8.0**2 + 5.5**2) / 2),  # products 8 and 6
+        ("dot", 0.5, 0.0, 0.0, (4.0**2 + 2.5**2) / 2),
+        ("dot", 0.5, 4.0, 0.0, (2.0**2 + 0.5**2) / 2),
+        ("dot", 0.5, 0.0, 2.0, (4.0**2 + 2.5**2) / 2 + 2 * (11.5**2 + 0.0**2 + 1.0**2 + 8.0**2) / 4),  # 25, 2, 4, 18
+        ("dot", 0.5, 2.0, 1.0, (3.0**2 + 1.5**2) / 2 + (10.5**2 + 1.0**2 + 0.0**2 + 7.0**2) / 4),
     ],
 )
-def test_the_objectives_by_hand(objective, scale, own, expected):
+def test_the_objectives_by_hand(objective, scale, zero, own, expected):
     a, b = torch.tensor([[3.0, 4.0], [1.0, 1.0]]), torch.tensor([[0.0, 2.0], [3.0, 3.0]])
-    loss = PairLoss(Known(), objective, scale, own=own)
+    loss = PairLoss(Known(), objective, scale, zero, own=own)
     found = loss([{"x": a}, {"x": b}], torch.tensor([0.0, 0.5]))
     assert found.item() == pytest.approx(expected, rel=1e-6)
 
@@ -149,6 +151,17 @@ def test_a_learned_scale_is_learned_and_not_decayed(base, splits, tmp_path, monk
     texts = [a for a, _ in splits.train.texts]
     vectors = adjust(models.load(base, "cpu")[0]).encode(texts)
     assert usual == pytest.approx(1 / np.square(vectors).sum(1).mean(), rel=1e-4)
+
+
+def test_what_unrelated_texts_have_in_common_counts_as_nothing(base, splits, tmp_path):
+    record = train(Recipe(base=base, epochs=1, centred=True), splits, tmp_path / "out", device="cpu")
+    firsts, seconds = (
+        adjust(models.load(base, "cpu")[0]).encode(list(side)) for side in zip(*splits.train.texts, strict=True)
+    )
+    others = (firsts @ seconds.T).mean()
+    assert record["zero"] == pytest.approx(others, rel=1e-4)
+    assert record["scale"] == pytest.approx(1 / (np.square(firsts).sum(1).mean() - others), rel=1e-4)
+    assert f"{record['zero']:.6g} was subtracted" in (tmp_path / "out/README.md").read_text()
 
 
 def test_a_teacher_counts_as_much_as_people(base, splits):

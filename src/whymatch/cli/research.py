@@ -34,6 +34,9 @@ def train(
     warmup: Annotated[float, typer.Option(help="The share of steps in which the learning rate rises.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of the order of pairs, and of dropout.")] = 0,
     scale: Annotated[str, typer.Option(help="Of dot products in the loss: one, usual or learned.")] = "usual",
+    centred: Annotated[
+        bool, typer.Option("--centred", help="Let the usual dot product of unrelated texts stand for the score 0.")
+    ] = False,
     own: Annotated[float, typer.Option(help="The weight of a text's dot product with itself being 1.")] = 0.0,
     teacher: Annotated[str | None, typer.Option(help="A model whose cosines count as much as the labels.")] = None,
     dev: Annotated[str | None, typer.Option(metavar="FILE", help="To choose by.", show_default="beside FILE")] = None,
@@ -60,6 +63,7 @@ def train(
         warmup=warmup,
         seed=seed,
         scale=scale,  # type: ignore[arg-type]
+        centred=centred,
         own=own,
         teacher=teacher,
     )

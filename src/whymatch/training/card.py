@@ -19,7 +19,7 @@ def card(record: dict[str, Any], name: str) -> str:
         keep_trailing_newline=True,
     )
     recipe = record["recipe"]
-    idle = {"scale", "own"} if recipe["objective"] == "cosine" else set()
+    idle = {"scale", "centred", "own"} if recipe["objective"] == "cosine" else set()
     if not recipe["adjusted"]:
         idle.add("normalized")
     settings = {key: value for key, value in recipe.items() if key not in {"base", *idle} and value is not None}

@@ -23,17 +23,27 @@ class PairLoss(nn.Module):
         objective: ``"cosine"`` or ``"dot"``.
         scale: what a dot product is multiplied with. It has no influence on how the model ranks, only on how long its
             embeddings must become: those of most models are not of length 1.
+        zero: the dot product that stands for the score 0. It has no influence on ranks either: shifted embeddings have
+            a part in common, which the products of all texts then need not lose.
         learned: whether the scale is trained too.
         own: the weight of a text's score with itself, which should be 1. A cosine is that by nature; it is what a dot
             product lacks where texts differ in length only.
     """
 
     def __init__(
-        self, model: Any, objective: str, scale: float = 1.0, *, learned: bool = False, own: float = 0.0
+        self,
+        model: Any,
+        objective: str,
+        scale: float = 1.0,
+        zero: float = 0.0,
+        *,
+        learned: bool = False,
+        own: float = 0.0,
     ) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
+        self.zero = zero
         self.own = own
         # Its logarithm, so that it stays positive.
         self.log_scale = nn.Parameter(torch.tensor(scale).log().to(model.device), requires_grad=learned)
@@ -44,9 +54,9 @@ class PairLoss(nn.Module):
         if self.objective == "cosine":
             return mse_loss(cosine_similarity(a, b), wanted)
         scale = self.log_scale.exp()
-        loss = mse_loss(scale * (a * b).sum(1), wanted)
+        loss = mse_loss(scale * ((a * b).sum(1) - self.zero), wanted)
         if self.own:
-            alone = scale * torch.cat([a, b]).square().sum(1)
+            alone = scale * (torch.cat([a, b]).square().sum(1) - self.zero)
             loss = loss + self.own * mse_loss(alone, torch.ones_like(alone))
         return loss
 
@@ -101,7 +111,7 @@ def _merged(model: Any, columns: Sequence[dict[str, Any]]) -> dict[str, Any] | N
     }
 
 
-def usual_scale(model: Any, texts: list[str]) -> float:
-    """The scale with which a text's dot product with itself is 1, on average, before training."""
-    embeddings = torch.as_tensor(model.encode(texts, show_progress_bar=False))
-    return 1 / max(float(embeddings.double().square().sum(1).mean()), 1e-12)
+def usual_products(model: Any, texts: list[str], others: list[str]) -> tuple[float, float]:
+    """The dot product of a text with itself, and with others, on average, before training."""
+    a, b = (torch.as_tensor(model.encode(some, show_progress_bar=False)).double() for some in (texts, others))
+    return float(a.square().sum(1).mean()), float((a @ b.T).mean())

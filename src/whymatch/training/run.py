@@ -23,7 +23,7 @@ from whymatch import __version__, models
 from whymatch.files import held, made, written_aside
 from whymatch.training.card import card
 from whymatch.training.data import Splits, need_training
-from whymatch.training.loss import PairLoss, usual_scale
+from whymatch.training.loss import PairLoss, usual_products
 from whymatch.training.shift import adjust, shift_of
 from whymatch.training.sts import evaluate_sts
 
@@ -49,6 +49,7 @@ class Recipe:
     warmup: float = 0.1  # of all steps
     seed: int = 0
     scale: Literal["one", "usual", "learned"] = "usual"  # of the dot product, in the loss
+    centred: bool = False  # whether the dot product of texts that are no pair stands for the score 0, and not 0 itself
     own: float = 0.0  # the weight of a text's dot product with itself, which should be 1
     teacher: str | None = None  # a model whose cosines count as much as the labels
 
@@ -133,8 +134,8 @@ def _train(
 
     columns = {"sentence1": [a for a, _ in splits.train.texts], "sentence2": [b for _, b in splits.train.texts]}
     dot, device = recipe.objective == "dot", torch.device(model.device).type
-    scale = usual_scale(model, columns["sentence1"][:SAMPLE]) if dot and recipe.scale != "one" else 1.0
-    loss = PairLoss(model, recipe.objective, scale, learned=dot and recipe.scale == "learned", own=recipe.own)
+    scale, zero = _line(model, recipe, columns["sentence1"], columns["sentence2"]) if dot else (1.0, 0.0)
+    loss = PairLoss(model, recipe.objective, scale, zero, learned=dot and recipe.scale == "learned", own=recipe.own)
     scribe = _Scribe(out, record, loss, say, progress)
     trainer = _Trainer(
         model=model,
@@ -178,6 +179,7 @@ def _train(
     record |= {
         "steps": int(done.global_step),
         "scale": loss.log_scale.exp().item() if dot else None,
+        "zero": zero if dot else None,
         "best_epoch": best["epoch"],
         "dev": evaluate_sts(model, splits.dev),
     }
@@ -189,6 +191,17 @@ def _train(
             f"{str(out / CHECKPOINTS)!r}; train into another folder"
         )
     record["finished"] = True
+
+
+def _line(model: Any, recipe: Recipe, firsts: list[str], seconds: list[str]) -> tuple[float, float]:
+    """What a dot product is multiplied with, after what is subtracted from it, to be compared with labels."""
+    if recipe.scale == "one" and not recipe.centred:
+        return 1.0, 0.0
+    # Files are often in the order of their sources: what lies half of one away is no pair, and about something else.
+    middle = len(seconds) // 2
+    own, others = usual_products(model, firsts[:SAMPLE], (seconds[middle:] + seconds[:middle])[:SAMPLE])
+    zero = others if recipe.centred else 0.0
+    return 1.0 if recipe.scale == "one" else 1 / max(own - zero, 1e-12), zero
 
 
 class _Trainer(SentenceTransformerTrainer):  # type: ignore[misc]
