@@ -26,12 +26,14 @@ RECIPES: dict[str, dict[str, Any]] = {
     "plain-cosine": {"adjusted": False, "objective": "cosine"},
     "adjusted-cosine": {"objective": "cosine"},
     "adjusted-dot": {"objective": "dot"},
-    "adjusted-dot, normalized": {"objective": "dot", "normalized": True},
+    "adjusted-cosine, normalized": {"objective": "cosine", "normalized": True},
+    "adjusted-dot, normalized, centred, own 1": {"objective": "dot", "normalized": True, "centred": True, "own": 1.0},
 }
-# What was tried to make the dot product free: adjusted-dot, but for one thing, and for one epoch.
+# What was tried to make the dot product free: adjusted-dot with these options, for one epoch.
 TRIED: dict[str, dict[str, Any]] = {
     "nothing": {},
-    "normalized": {"normalized": True},
+    "normalized --centred": {"normalized": True, "centred": True},
+    "normalized --centred --own 1": {"normalized": True, "centred": True, "own": 1.0},
     "own 1": {"own": 1.0},
     "teacher plain-cosine": {"teacher": "plain-cosine"},
     "lr 5e-5": {"lr": 5e-5},
