@@ -108,6 +108,11 @@ def test_version_and_help_do_not_load_torch():
         assert expected in out.stdout
 
 
+def test_the_package_is_the_command():
+    out = subprocess.run([sys.executable, "-m", "whymatch", "--version"], capture_output=True, text=True, check=True)
+    assert out.stdout == f"whymatch {__version__}\n"
+
+
 def test_help_says_what_happens_when_an_option_is_left_out(whymatch):
     out, _ = whymatch("explain", "--help", model=False)
     for default in ("all-MiniLM-L6-v2", "what the tolerance needs", "the model's own"):
