@@ -310,6 +310,7 @@ def test_a_text_without_content_is_zero_whatever_it_is_batched_with(load):
 def test_models_with_other_references_are_other_models(load):
     model = load("bert")
     assert models.identity(adjust(model)) != models.identity(adjust(model, reference="mask"))
+    assert models.identity(adjust(model)) != models.identity(adjust(model, normalized=True))
     assert models.identity(adjust(model)) == models.identity(adjust(model))
 
 

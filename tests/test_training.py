@@ -18,7 +18,7 @@ import zoo
 pytest.importorskip("datasets", reason="training needs the extra train: pip install 'whymatch[train]'")
 pytest.importorskip("accelerate", reason="training needs the extra train: pip install 'whymatch[train]'")
 
-from whymatch import Explainer, models
+from whymatch import Explainer, models, training
 from whymatch.tables import Pairs
 from whymatch.training import Recipe, adjust, evaluate_sts, run, train
 from whymatch.training.data import Splits, read_splits
@@ -161,7 +161,23 @@ def test_what_unrelated_texts_have_in_common_counts_as_nothing(base, splits, tmp
     others = (firsts @ seconds.T).mean()
     assert record["zero"] == pytest.approx(others, rel=1e-4)
     assert record["scale"] == pytest.approx(1 / (np.square(firsts).sum(1).mean() - others), rel=1e-4)
-    assert f"{record['zero']:.6g} was subtracted" in (tmp_path / "out/README.md").read_text()
+    offset = record["zero"] * record["scale"]
+    assert f"people's scores from 0 to 1 plus {offset:.3g}" in (tmp_path / "out/README.md").read_text()
+
+
+@pytest.mark.parametrize("adjusted", [True, False])
+def test_scores_are_in_the_unit_of_peoples(base, splits, tmp_path, adjusted):
+    """And a model that is trained twice is scaled once."""
+    recipe = Recipe(base=base, epochs=1, lr=1e-9, adjusted=adjusted)
+    record = train(recipe, splits, tmp_path / "out", device="cpu")
+    texts = [a for a, _ in splits.train.texts]
+    own = np.square(models.load(tmp_path / "out", "cpu")[0].encode(texts)).sum(1).mean()
+    assert own == pytest.approx(1.0 if adjusted else 1 / record["scale"], rel=1e-3)
+    again = train(dataclasses.replace(recipe, base=str(tmp_path / "out")), splits, tmp_path / "two", device="cpu")
+    model = models.load(tmp_path / "two", "cpu")[0]
+    assert np.square(model.encode(texts)).sum(1).mean() == pytest.approx(own, rel=1e-3)
+    assert sum(isinstance(module, training.Scale) for module in model.modules()) == adjusted
+    assert again["scale"] == pytest.approx(1.0 if adjusted else record["scale"], rel=1e-3)
 
 
 def test_a_teacher_counts_as_much_as_people(base, splits):

@@ -141,11 +141,12 @@ def _load(path: str, device: str | None, *, local: bool, trusted: bool) -> Sente
     options = {"device": device, "local_files_only": local, "trust_remote_code": trusted}
     if not _is_adjusted(path, local):
         return SentenceTransformer(path, **options)
-    from whymatch.training import ReferenceShift
+    from whymatch.training import ReferenceShift, Scale
 
-    # The library imports no class that a folder names unless it is told to trust the folder. This class is whymatch's
-    # own: it is handed over, and nothing else that the folder may name is trusted with it.
-    return SentenceTransformer._load_with_module_classes(path, {ADJUSTED: ReferenceShift}, **options)
+    # The library imports no class that a folder names unless it is told to trust the folder. These are whymatch's
+    # own: they are handed over, and nothing else that the folder may name is trusted with them.
+    own = {f"{one.__module__}.{one.__name__}": one for one in (ReferenceShift, Scale)}
+    return SentenceTransformer._load_with_module_classes(path, own, **options)
 
 
 def _is_adjusted(path: str, local: bool) -> bool:

@@ -30,6 +30,7 @@ STEPS = {
     "gauss": (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64),
 }
 RULE_NAMES = {"right": "right endpoints, the paper's", "gauss": "Gauss nodes, whymatch's"}
+STYLES = {"right": "-", "gauss": "--"}
 REACHED = (1e-2, 1e-3, 1e-5)
 PAIRS = 50  # of the setting's pairs
 INTERVALS = 64  # of a path; twice as many where the polynomial leaves out more than this share of an embedding
@@ -146,10 +147,12 @@ def study(setting: Setting, subject: Subject) -> dict[str, Any]:
 
 def run(setting: Setting) -> Result:
     numbers = {subject.label: study(setting, subject) for subject in setting.subjects}
+    every = [one for found in numbers.values() for one in found["layers"].values()]
+    off, left_out = (max(one[key] for one in every) for key in ("off_from_tangents", "left_out"))
     figure, axes = charts.panels(len(numbers), 6.4, 4.8, across=2)
     for each, (name, found) in zip(axes, numbers.items(), strict=True):
         for (layer, curves), colour in zip(found["layers"].items(), charts.colours(len(found["layers"])), strict=True):
-            for rule, style in (("right", "-"), ("gauss", "--")):
+            for rule, style in STYLES.items():
                 curve = curves[rule]
                 mean, std = (np.maximum(curve[key], 1e-17) for key in ("mean", "std"))
                 each.plot(curve["steps"], mean, color=colour, linestyle=style, label=layer if rule == "right" else None)
@@ -158,11 +161,16 @@ def run(setting: Setting) -> Result:
                 )
         each.set_xscale("log")
         each.set_yscale("log")
-        each.set_ylim(bottom=1e-16)
+        each.set_ylim(bottom=max(off, left_out, 1e-14))  # below it is nothing to read
         each.set_xlabel("nodes N")
         each.set_ylabel("|ΣA − score|")
-        each.set_title(f"{name}: solid, {RULE_NAMES['right']}; dashed, {RULE_NAMES['gauss']}", fontsize=9)
-        each.legend(title="layer", fontsize=7, title_fontsize=7, loc="lower left")
+        each.set_title(name, fontsize=9)
+        layers = each.legend(title="layer", fontsize=7, title_fontsize=7, loc="upper right")
+        each.add_artist(layers)
+        rules = [
+            each.plot([], [], color="0.3", linestyle=style, label=RULE_NAMES[rule])[0] for rule, style in STYLES.items()
+        ]
+        each.legend(handles=rules, fontsize=7, loc="lower right")
     compared = []
     table = [["model", "layer", *(f"{bound:g}, {rule}" for rule in STEPS for bound in REACHED)]]
     for name, found in numbers.items():
@@ -191,8 +199,6 @@ def run(setting: Setting) -> Result:
         for layer, curves in layers.items():
             reached = [curves[rule]["reached"][f"{bound:g}"] for rule in STEPS for bound in REACHED]
             table.append([name, layer, *("not by 2,500" if n is None else f"{n:,}" for n in reached)])
-    every = [one for found in numbers.values() for one in found["layers"].values()]
-    off, left_out = (max(one[key] for one in every) for key in ("off_from_tangents", "left_out"))
     return Result(
         title="Attribution accuracy (Figure 2)",
         notes=[
@@ -201,7 +207,8 @@ def run(setting: Setting) -> Result:
             f"precision. The sum needs the encoder's speed along the path only, which is taken from its values at "
             f"{INTERVALS + 1} or {2 * INTERVALS + 1} points. The polynomial through them leaves out {left_out:.0e} of "
             f"an embedding's length at most, and sums of tangents, computed for {CHECKED} texts of different lengths "
-            f"at every layer, differ from it by {off:.0e} at most. Smaller errors than these are not to be read.",
+            f"at every layer, differ from it by {off:.0e} at most. Smaller errors than these cannot be read, and are not "
+            "shown: a layer without a curve, such as an output that is only a mean over tokens, is exact.",
         ],
         compared=compared,
         tables={"The N at which the mean error first is below a bound": table},

@@ -175,6 +175,10 @@ def _train(
     with scribe:
         done = trainer.train(resume_from_checkpoint=None if last is None else str(last))
     model.eval()
+    shift = shift_of(model)
+    if dot and shift is not None:
+        # So that the model's own scores are what was compared with people's, and not some large number times that.
+        shift.scale(loss.log_scale.exp().item() ** 0.5)
     best = max(record["epochs"], key=lambda epoch: float(epoch[recipe.objective]))
     record |= {
         "steps": int(done.global_step),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Normalize, Router
+from sentence_transformers.base.modules import Module, Normalize, Router
 from torch import Tensor
 
 from whymatch import models
@@ -23,6 +23,23 @@ VERSION = 1
 
 # How many references' embeddings are kept. There is one for each length, and for each prompt.
 KEPT = 4096
+
+
+class Scale(Module):  # type: ignore[misc]  # the library's types are not followed
+    """An embedding times a number, which is not trained."""
+
+    config_keys = ("factor",)
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        features["sentence_embedding"] = self.factor * features["sentence_embedding"]
+        return features
+
+    def save(self, output_path: str, *_: Any, **__: Any) -> None:
+        self.save_config(output_path)
 
 
 class ReferenceShift(Router):  # type: ignore[misc]  # the library's types are not followed
@@ -64,6 +81,14 @@ class ReferenceShift(Router):  # type: ignore[misc]  # the library's types are n
 
     def extra_repr(self) -> str:
         return f"reference={self.reference!r}"
+
+    def scale(self, factor: float) -> None:
+        """Multiply all embeddings by a number."""
+        last = self.encoder[-1]
+        if isinstance(last, Scale):
+            last.factor *= factor
+        else:
+            self.encoder.append(Scale(factor))
 
     def forget(self) -> None:
         """Let the next embedding compute its reference anew.
@@ -344,5 +369,5 @@ def _without_normalize(modules: list[Any]) -> list[Any]:
     return modules
 
 
-# Folders name the class by where it is found, which shall not change when this file is moved.
-ReferenceShift.__module__ = "whymatch.training"
+# Folders name classes by where they are found, which shall not change when this file is moved.
+ReferenceShift.__module__ = Scale.__module__ = "whymatch.training"
