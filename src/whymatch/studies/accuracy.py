@@ -207,8 +207,8 @@ def run(setting: Setting) -> Result:
             f"precision. The sum needs the encoder's speed along the path only, which is taken from its values at "
             f"{INTERVALS + 1} or {2 * INTERVALS + 1} points. The polynomial through them leaves out {left_out:.0e} of "
             f"an embedding's length at most, and sums of tangents, computed for {CHECKED} texts of different lengths "
-            f"at every layer, differ from it by {off:.0e} at most. Smaller errors than these cannot be read, and are not "
-            "shown: a layer without a curve, such as an output that is only a mean over tokens, is exact.",
+            f"at every layer, differ from it by {off:.0e} at most. Smaller errors than these cannot be read and are "
+            "not shown: a layer without a curve, such as an output that is only a mean over tokens, is exact.",
         ],
         compared=compared,
         tables={"The N at which the mean error first is below a bound": table},
