@@ -48,7 +48,13 @@ def main() -> None:
     parser.add_argument("train", help="the pairs to train on; dev and test are found beside them")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--only", nargs="*", help="the recipes to run; other results are kept")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        choices=[*RECIPES, *TRIED],
+        metavar="NAME",
+        help="the recipes to run; other results are kept",
+    )
     options = parser.parse_args()
     splits = read_splits(options.train)
     assert splits.test is not None

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
 
 from whymatch import Explainer, Explanation, models, training
 from whymatch.inputs import Reading
@@ -85,15 +87,11 @@ def test_the_reference_itself_is_zero(load):
     ("pooling", "options"), [("cls", {}), ("max", {}), ("weightedmean", {}), (("mean", "cls"), {})]
 )
 def test_every_pooling(tmp_path, pooling, options):
-    from sentence_transformers import SentenceTransformer
-
     model = SentenceTransformer(str(zoo.build(tmp_path, pooling=pooling, **options)), device="cpu")
     np.testing.assert_allclose(adjust(model).encode(TEXTS), expected(model, TEXTS), atol=3e-6)
 
 
 def test_a_prompt_belongs_to_the_reference(tmp_path):
-    from sentence_transformers import SentenceTransformer
-
     folder = zoo.build(tmp_path, prompts={"query": "coffee and bread: "}, default_prompt_name=None)
     adjusted = adjust(SentenceTransformer(str(folder), device="cpu"))
     plain = adjusted.preprocess(["slicing bread"])["content_mask"]
@@ -183,9 +181,12 @@ def test_no_reference_outlives_its_weights(load, how):
 @pytest.mark.parametrize("kind", ["bert", "roberta", "t5", "qwen3"])
 @pytest.mark.parametrize("normalized", [False, True])
 def test_saved_and_loaded(load, tmp_path, kind, normalized):
-    from sentence_transformers import SentenceTransformer
-
     adjusted = adjust(load(kind), normalized=normalized)
+    before = models.identity(adjusted)
+    for _ in range(2):
+        adjusted[0].scale(0.5)
+    assert models.identity(adjusted) != before
+    assert adjusted[0].normalized == normalized
     wanted = adjusted.encode(TEXTS)
     adjusted.save_pretrained(str(tmp_path / "model"))
     listed = json.loads((tmp_path / "model/modules.json").read_text())
@@ -212,8 +213,6 @@ def test_encoding_in_several_processes(load):
 
 
 def test_a_folder_that_is_not_one(load, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
     adjust(load()).save_pretrained(str(tmp_path / "model"))
     config = tmp_path / "model/reference_shift.json"
     whole = json.loads(config.read_text())
@@ -237,7 +236,6 @@ def test_a_folder_that_is_not_one(load, tmp_path):
 
 
 def test_what_cannot_be_adjusted(load):
-    from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     with pytest.raises(TypeError, match="adjust takes a SentenceTransformer, not a str: 'model'"):
@@ -274,6 +272,18 @@ def test_its_explanations_have_no_reference_terms(load, kind, similarity, normal
         dot = embeddings[0] @ embeddings[1]
         score = dot / np.prod(np.linalg.norm(embeddings, axis=1)) if similarity == "cosine" else dot
         assert plain.score == pytest.approx(score, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_what_is_normalized_after_the_shift_is_explained_too(load, normalized):
+    adjusted = adjust(load("bert"), normalized=normalized)
+    model = SentenceTransformer(modules=[*adjusted, Normalize()], similarity_fn_name="dot")
+    options = {"layer": 1, "fold_reference": False, "tolerance": 1e-5}
+    why, other = (Explainer(one, **options).explain(*TEXTS[:2]) for one in (model, adjusted))
+    assert why.error <= 1e-5
+    np.testing.assert_allclose(why.matrix / why.score, other.matrix / other.score, atol=1e-5)
+    a, b = adjusted.encode(TEXTS[:2])
+    assert why.score == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-5)
 
 
 def test_another_reference_than_its_own_has_terms(load):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from sentence_transformers import SentenceTransformer
 
 pytest.importorskip("datasets", reason="training needs the extra train: pip install 'whymatch[train]'")
 pytest.importorskip("accelerate", reason="training needs the extra train: pip install 'whymatch[train]'")
@@ -153,23 +154,28 @@ def test_a_learned_scale_is_learned_and_not_decayed(base, splits, tmp_path, monk
     assert usual == pytest.approx(1 / np.square(vectors).sum(1).mean(), rel=1e-4)
 
 
-def test_what_unrelated_texts_have_in_common_counts_as_nothing(base, splits, tmp_path):
+def test_what_unrelated_texts_have_in_common_counts_as_nothing(base, splits, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "SAMPLE", 16)
     record = train(Recipe(base=base, epochs=1, centred=True), splits, tmp_path / "out", device="cpu")
     firsts, seconds = (
         adjust(models.load(base, "cpu")[0]).encode(list(side)) for side in zip(*splits.train.texts, strict=True)
     )
+    firsts, seconds = firsts[:16], seconds[48:64]  # of 96: half a file away
     others = (firsts @ seconds.T).mean()
     assert record["zero"] == pytest.approx(others, rel=1e-4)
     assert record["scale"] == pytest.approx(1 / (np.square(firsts).sum(1).mean() - others), rel=1e-4)
     offset = record["zero"] * record["scale"]
-    assert f"people's scores from 0 to 1 plus {offset:.3g}" in (tmp_path / "out/README.md").read_text()
+    assert f"people's scores (0 to 1) plus {offset:.3g}" in (tmp_path / "out/README.md").read_text()
 
 
 @pytest.mark.parametrize("adjusted", [True, False])
 def test_scores_are_in_the_unit_of_peoples(base, splits, tmp_path, adjusted):
     """And a model that is trained twice is scaled once."""
-    recipe = Recipe(base=base, epochs=1, lr=1e-9, adjusted=adjusted)
+    model = models.load(base, "cpu")[0]
+    SentenceTransformer(modules=[model[0], model[1]]).save(str(tmp_path / "long"))  # without its Normalize
+    recipe = Recipe(base=str(tmp_path / "long"), epochs=1, lr=1e-9, adjusted=adjusted)
     record = train(recipe, splits, tmp_path / "out", device="cpu")
+    assert abs(record["scale"] - 1) > 0.01
     texts = [a for a, _ in splits.train.texts]
     own = np.square(models.load(tmp_path / "out", "cpu")[0].encode(texts)).sum(1).mean()
     assert own == pytest.approx(1.0 if adjusted else 1 / record["scale"], rel=1e-3)
@@ -269,7 +275,7 @@ def test_what_is_wrong_leaves_nothing_behind(base, splits, tmp_path):
     adjust(models.load(base, "cpu")[0]).save(str(tmp_path / "adjusted"))
     with pytest.raises(ValueError, match="is an adjusted model; a plain one"):
         train(Recipe(base=str(tmp_path / "adjusted"), adjusted=False), splits, tmp_path / "out", device="cpu")
-    with pytest.raises(ValueError, match="stays as it was adjusted; drop normalized=True"):
+    with pytest.raises(ValueError, match="does not normalize; drop normalized=True"):
         train(Recipe(base=str(tmp_path / "adjusted"), normalized=True), splits, tmp_path / "out", device="cpu")
     assert not (tmp_path / "out").exists()
 
@@ -396,9 +402,59 @@ def test_impossible_settings(name, value):
         Recipe(**{name: value})
 
 
-def test_a_plain_model_has_no_shift_to_normalize_before():
+def test_settings_that_would_do_nothing():
     with pytest.raises(ValueError, match="normalized=True is about the shift"):
         Recipe(adjusted=False, normalized=True)
+    for name, value in (("scale", "one"), ("centred", True), ("own", 1.0)):
+        with pytest.raises(ValueError, match=f"{name}={value!r} is about dot products"):
+            Recipe(objective="cosine", **{name: value})
+
+
+def test_the_scale_is_that_of_the_epoch_which_is_kept(base, splits, tmp_path, monkeypatch):
+    scales = []
+    original = run._Scribe.on_save
+
+    def note(self, *args, **kwargs):
+        scales.append(self._loss.log_scale.exp().item())
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(run._Scribe, "on_save", note)
+    best = iter([10.0, 30.0, 20.0])
+    judged = run._Judge.__call__
+    monkeypatch.setattr(run._Judge, "__call__", lambda *args, **kwargs: judged(*args, **kwargs) | {"dot": next(best)})
+    monkeypatch.setattr(run, "SAME", 1000.0)  # the second epoch only claims to be the best
+    recipe = Recipe(base=base, epochs=3, lr=1e-3, scale="learned")
+    record = train(recipe, splits, tmp_path / "out", device="cpu")
+    assert len(set(scales)) == 3
+    assert record["best_epoch"] == 2
+    assert record["scale"] == pytest.approx(scales[1], rel=1e-6)
+    assert record["factor"] == pytest.approx(scales[1] ** 0.5, rel=1e-6)
+
+
+def test_a_record_from_before_a_setting_was_there(base, splits, tmp_path):
+    recipe = Recipe(base=base, epochs=1)
+    train(recipe, splits, tmp_path / "out", device="cpu")
+    record = json.loads((tmp_path / "out/training.json").read_text())
+    for name in ("normalized", "centred"):
+        del record["recipe"][name]
+    (tmp_path / "out/training.json").write_text(json.dumps(record))
+    assert train(recipe, splits, tmp_path / "out", resume=True)["recipe"]["normalized"] is False
+    with pytest.raises(ValueError, match="normalized was False, is True"):
+        train(dataclasses.replace(recipe, normalized=True), splits, tmp_path / "out", resume=True)
+
+
+def test_products_that_tell_nothing_apart(base, splits, tmp_path):
+    pairs = dataclasses.replace(splits.train, texts=[("coffee", "coffee") for _ in splits.train.texts])
+    with pytest.raises(ValueError, match="tells nothing apart; drop centred=True"):
+        train(Recipe(base=base, centred=True), dataclasses.replace(splits, train=pairs), tmp_path / "out", device="cpu")
+
+
+def test_a_normalized_model_is_trained_again_and_its_card_says_so(base, splits, tmp_path):
+    adjust(models.load(base, "cpu")[0], normalized=True).save(str(tmp_path / "base"))
+    for normalized in (True, False):
+        out = tmp_path / str(normalized)
+        train(Recipe(base=str(tmp_path / "base"), epochs=1, normalized=normalized), splits, out, device="cpu")
+        assert "Both have length 1" in (out / "README.md").read_text()
 
 
 def test_parts_beside_a_file_are_found_and_else_held_out(tmp_path):

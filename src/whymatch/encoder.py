@@ -46,6 +46,7 @@ class Encoder:
         shift = shift_of(model)
         self.shifted_by: str | None = None if shift is None else shift.reference
         self._inner = unshifted(model)
+        self._before_shift = 0 if shift is None else len(shift.encoder)  # modules
         self._blocks = (
             None if blocks is None else _named_blocks(self._inner, [blocks] if isinstance(blocks, str) else blocks)
         )
@@ -175,9 +176,10 @@ class Encoder:
             twin(batched([given.features], self.device), **given.reading.options)
         blocks = self._choose(lists, states)
         normalizers = []
-        # What an adjusted model normalizes, it does before its shift, and so not last.
-        for name in reversed(ran if self.shifted_by is None else ()):
-            if type(twin.get_submodule(name)).__name__ != "Normalize":
+        for name in reversed(ran):
+            # What an adjusted model normalizes before its shift, it does not do last.
+            shifted = int(name.split(".")[0]) < self._before_shift
+            if shifted or type(twin.get_submodule(name)).__name__ != "Normalize":
                 break
             normalizers.append(name)
         state = states[blocks][0]

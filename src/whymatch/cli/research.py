@@ -25,7 +25,7 @@ def train(
         bool, typer.Option("--adjusted/--plain", help="Subtract the reference's embedding, as the paper does.")
     ] = True,
     normalized: Annotated[
-        bool, typer.Option("--normalized", help="Normalize embeddings before they are shifted.")
+        bool, typer.Option("--normalized", help="Give embeddings length 1 before they are shifted.")
     ] = False,
     epochs: Annotated[int, typer.Option(help="Passes over the pairs.")] = 5,
     batch_size: Annotated[int, typer.Option(help="Pairs per step.")] = 16,
@@ -33,11 +33,11 @@ def train(
     weight_decay: Annotated[float, typer.Option(help="AdamW's.")] = 0.1,
     warmup: Annotated[float, typer.Option(help="The share of steps in which the learning rate rises.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of the order of pairs, and of dropout.")] = 0,
-    scale: Annotated[str, typer.Option(help="Of dot products in the loss: one, usual or learned.")] = "usual",
+    scale: Annotated[str, typer.Option(help="What dot products are multiplied with: one, usual or learned.")] = "usual",
     centred: Annotated[
-        bool, typer.Option("--centred", help="Let the usual dot product of unrelated texts stand for the score 0.")
+        bool, typer.Option("--centred", help="Let the usual dot product of unrelated texts stand for 0.")
     ] = False,
-    own: Annotated[float, typer.Option(help="The weight of a text's dot product with itself being 1.")] = 0.0,
+    own: Annotated[float, typer.Option(help="The weight of a text's dot product with itself standing for 1.")] = 0.0,
     teacher: Annotated[str | None, typer.Option(help="A model whose cosines count as much as the labels.")] = None,
     dev: Annotated[str | None, typer.Option(metavar="FILE", help="To choose by.", show_default="beside FILE")] = None,
     test: Annotated[str | None, typer.Option(metavar="FILE", help="To judge by.", show_default="beside FILE")] = None,

@@ -30,6 +30,7 @@ STEPS = {
     "gauss": (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64),
 }
 RULE_NAMES = {"right": "right endpoints, the paper's", "gauss": "Gauss nodes, whymatch's"}
+UNSURE = ("off_from_tangents", "left_out")
 STYLES = {"right": "-", "gauss": "--"}
 REACHED = (1e-2, 1e-3, 1e-5)
 PAIRS = 50  # of the setting's pairs
@@ -145,10 +146,13 @@ def study(setting: Setting, subject: Subject) -> dict[str, Any]:
     return {"pairs": len(pairs), "layers": layers}
 
 
+def _unsure(found: dict[str, Any]) -> dict[str, float]:
+    """The largest of what is not known of a model's errors."""
+    return {key: max(layer[key] for layer in found["layers"].values()) for key in UNSURE}
+
+
 def run(setting: Setting) -> Result:
     numbers = {subject.label: study(setting, subject) for subject in setting.subjects}
-    every = [one for found in numbers.values() for one in found["layers"].values()]
-    off, left_out = (max(one[key] for one in every) for key in ("off_from_tangents", "left_out"))
     figure, axes = charts.panels(len(numbers), 6.4, 4.8, across=2)
     for each, (name, found) in zip(axes, numbers.items(), strict=True):
         for (layer, curves), colour in zip(found["layers"].items(), charts.colours(len(found["layers"])), strict=True):
@@ -161,7 +165,7 @@ def run(setting: Setting) -> Result:
                 )
         each.set_xscale("log")
         each.set_yscale("log")
-        each.set_ylim(bottom=max(off, left_out, 1e-14))  # below it is nothing to read
+        each.set_ylim(bottom=max(*_unsure(found).values(), 1e-14))  # below it is nothing to read
         each.set_xlabel("nodes N")
         each.set_ylabel("|ΣA − score|")
         each.set_title(name, fontsize=9)
@@ -171,6 +175,8 @@ def run(setting: Setting) -> Result:
             each.plot([], [], color="0.3", linestyle=style, label=RULE_NAMES[rule])[0] for rule, style in STYLES.items()
         ]
         each.legend(handles=rules, fontsize=7, loc="lower right")
+    unsure = [_unsure(found) for found in numbers.values()]
+    off, left_out = (max(one[key] for one in unsure) for key in UNSURE)
     compared = []
     table = [["model", "layer", *(f"{bound:g}, {rule}" for rule in STEPS for bound in REACHED)]]
     for name, found in numbers.items():
@@ -208,7 +214,7 @@ def run(setting: Setting) -> Result:
             f"{INTERVALS + 1} or {2 * INTERVALS + 1} points. The polynomial through them leaves out {left_out:.0e} of "
             f"an embedding's length at most, and sums of tangents, computed for {CHECKED} texts of different lengths "
             f"at every layer, differ from it by {off:.0e} at most. Smaller errors than these cannot be read and are "
-            "not shown: a layer without a curve, such as an output that is only a mean over tokens, is exact.",
+            "not shown: a layer without a curve, such as an output that is only a mean over tokens, has none larger.",
         ],
         compared=compared,
         tables={"The N at which the mean error first is below a bound": table},

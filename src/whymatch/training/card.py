@@ -20,9 +20,9 @@ def card(record: dict[str, Any], name: str) -> str:
     )
     recipe = record["recipe"]
     idle = {"scale", "centred", "own"} if recipe["objective"] == "cosine" else set()
-    if not recipe["adjusted"]:
-        idle.add("normalized")
-    settings = {key: value for key, value in recipe.items() if key not in {"base", *idle} and value is not None}
+    settings = {
+        key: value for key, value in recipe.items() if key not in {"base", "normalized", *idle} and value is not None
+    }
     if "teacher" in settings:
         settings["teacher"] = _hub_id(recipe["teacher"]) or Path(recipe["teacher"]).name
     hub_id = _hub_id(recipe["base"])
@@ -38,4 +38,4 @@ def card(record: dict[str, Any], name: str) -> str:
 
 def _hub_id(name: str) -> str | None:
     """None of a folder: its path says nothing to others, and where it lies is nobody's business."""
-    return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else None
+    return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists() else None

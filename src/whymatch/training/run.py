@@ -69,6 +69,10 @@ class Recipe:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not possible; {advice}")
         if self.normalized and not self.adjusted:
             raise ValueError("normalized=True is about the shift of an adjusted model, and this one is plain; drop one")
+        for name in ("scale", "centred", "own"):
+            value, usual = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if self.objective == "cosine" and value != usual:
+                raise ValueError(f"{name}={value!r} is about dot products, and the objective is the cosine; drop one")
 
 
 def train(
@@ -114,8 +118,8 @@ def _base(recipe: Recipe, device: str | None) -> Any:
         raise ValueError(f"{recipe.base!r} is an adjusted model; a plain one is trained from a base that is not")
     if recipe.adjusted and shift_of(model) is None:
         model = adjust(model, normalized=recipe.normalized)
-    elif recipe.normalized:
-        raise ValueError(f"{recipe.base!r} is an adjusted model, and stays as it was adjusted; drop normalized=True")
+    elif recipe.normalized and not shift_of(model).normalized:
+        raise ValueError(f"{recipe.base!r} is an adjusted model that does not normalize; drop normalized=True")
     model.similarity_fn_name = recipe.objective
     return model
 
@@ -170,20 +174,25 @@ def _train(
     trainer.remove_callback(PrinterCallback)
     last = _last_checkpoint(out / CHECKPOINTS)
     if last is not None:
-        loss.log_scale.data.fill_(json.loads((last / SCALE).read_text(encoding="utf-8")))
+        loss.log_scale.data.fill_(_kept_scale(last))
         say(f"resuming from {last.name}")
     with scribe:
         done = trainer.train(resume_from_checkpoint=None if last is None else str(last))
     model.eval()
-    shift = shift_of(model)
-    if dot and shift is not None:
+    kept = trainer.state.best_model_checkpoint
+    if kept is not None:  # the trainer reads the model back, and not the loss
+        loss.log_scale.data.fill_(_kept_scale(Path(kept)))
+    shift, scale = shift_of(model), loss.log_scale.exp().item()
+    if shift is not None and len(model) == 1 and scale != 1:
         # So that the model's own scores are what was compared with people's, and not some large number times that.
-        shift.scale(loss.log_scale.exp().item() ** 0.5)
+        shift.scale(scale**0.5)
+        record["factor"] = scale**0.5
     best = max(record["epochs"], key=lambda epoch: float(epoch[recipe.objective]))
     record |= {
         "steps": int(done.global_step),
-        "scale": loss.log_scale.exp().item() if dot else None,
+        "scale": scale if dot else None,
         "zero": zero if dot else None,
+        "normalized": shift is not None and shift.normalized,
         "best_epoch": best["epoch"],
         "dev": evaluate_sts(model, splits.dev),
     }
@@ -205,7 +214,19 @@ def _line(model: Any, recipe: Recipe, firsts: list[str], seconds: list[str]) -> 
     middle = len(seconds) // 2
     own, others = usual_products(model, firsts[:SAMPLE], (seconds[middle:] + seconds[:middle])[:SAMPLE])
     zero = others if recipe.centred else 0.0
-    return 1.0 if recipe.scale == "one" else 1 / max(own - zero, 1e-12), zero
+    if recipe.scale == "one":
+        return 1.0, zero
+    if own - zero <= 1e-6 * own:
+        raise ValueError(
+            f"before training, texts have a product of {own:.3g} with themselves and of {others:.3g} with others: it "
+            "tells nothing apart; " + ("drop centred=True" if recipe.centred else "give another base, or scale='one'")
+        )
+    return 1 / (own - zero), zero
+
+
+def _kept_scale(checkpoint: Path) -> float:
+    """The scale's logarithm."""
+    return float(json.loads((checkpoint / SCALE).read_text(encoding="utf-8")))
 
 
 class _Trainer(SentenceTransformerTrainer):  # type: ignore[misc]
@@ -280,6 +301,7 @@ def _begin(recipe: Recipe, splits: Splits, out: Path, resume: bool) -> dict[str,
     if (out / RECORD).is_file():
         try:
             found = json.loads((out / RECORD).read_text(encoding="utf-8"))
+            found["recipe"] = asdict(Recipe()) | found["recipe"]  # what an older whymatch did not know was not done
             before = {key: found[key] for key in now}
         except (json.JSONDecodeError, KeyError, TypeError):
             raise ValueError(f"{str(out / RECORD)!r} is not a record of training; give another folder") from None
@@ -320,8 +342,8 @@ def _last_checkpoint(folder: Path) -> Path | None:
     for checkpoint in folder.glob("checkpoint-*"):
         try:
             json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-            json.loads((checkpoint / SCALE).read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
+            _kept_scale(checkpoint)
+        except (OSError, ValueError):
             continue
         whole.append(checkpoint)
     return max(whole, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]), default=None)

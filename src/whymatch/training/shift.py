@@ -82,8 +82,14 @@ class ReferenceShift(Router):  # type: ignore[misc]  # the library's types are n
     def extra_repr(self) -> str:
         return f"reference={self.reference!r}"
 
+    @property
+    def normalized(self) -> bool:
+        """Whether embeddings have length 1 before they are shifted, but for a scale."""
+        modules = [module for module in self.encoder if not isinstance(module, Scale)]
+        return isinstance(modules[-1], Normalize)
+
     def scale(self, factor: float) -> None:
-        """Multiply all embeddings by a number."""
+        """Multiply all embeddings by a number. An explainer that was made before does not know of it."""
         last = self.encoder[-1]
         if isinstance(last, Scale):
             last.factor *= factor
