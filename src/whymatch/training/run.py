@@ -114,11 +114,12 @@ def train(
 
 def _base(recipe: Recipe, device: str | None) -> Any:
     model, _ = models.load(recipe.base, device)
-    if shift_of(model) is not None and not recipe.adjusted:
+    shift = shift_of(model)
+    if shift is None:
+        model = adjust(model, normalized=recipe.normalized) if recipe.adjusted else model
+    elif not recipe.adjusted:
         raise ValueError(f"{recipe.base!r} is an adjusted model; a plain one is trained from a base that is not")
-    if recipe.adjusted and shift_of(model) is None:
-        model = adjust(model, normalized=recipe.normalized)
-    elif recipe.normalized and not shift_of(model).normalized:
+    elif recipe.normalized and not shift.normalized:
         raise ValueError(f"{recipe.base!r} is an adjusted model that does not normalize; drop normalized=True")
     model.similarity_fn_name = recipe.objective
     return model
