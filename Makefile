@@ -4,21 +4,54 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint table bench clean
+.PHONY: demo test test-install test-oldest lint docs notebooks release table bench torture clean
 
 demo: .venv/ready
 	mkdir -p demo
 	$(BIN)/whymatch explain "The coffee is not good." "This is bad coffee." --words \
 		--html demo/coffee.html --png demo/coffee.png --json demo/coffee.json
-	@echo "written: demo/coffee.html demo/coffee.png demo/coffee.json"
+	@echo
+	@echo "The score above is the sum of those pairs. Written: demo/coffee.html, .png and .json."
+	@echo "Next:"
+	@echo "  open demo/coffee.html                                  the same to point at; it needs no network"
+	@echo "  $(BIN)/whymatch explain \"your text\" \"another\" --words  your own pair"
+	@echo "  $(BIN)/whymatch serve                              the explorer, on http://127.0.0.1:8000/"
+	@echo "  docs/start.md, examples/whymatch.ipynb                 from Python; make docs builds the whole site"
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# The wheel in a fresh environment, without extras: what works, and what the missing extras say.
+test-install: .venv/ready
+	$(BIN)/python tests/clean_install.py
+
+# The parts of the suite that depend most on the libraries below, on the oldest releases of them that are supported.
+test-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[model,plot,corpus,train,dev]'
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
+		tests/test_encoder.py tests/test_cut.py tests/test_kinds.py tests/test_method.py tests/test_integrate.py \
+		tests/test_runner.py tests/test_explainer.py tests/test_architectures.py tests/test_adjusted.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, in build/site: every page, link and public name is checked, and a warning fails it.
+docs: .venv/ready
+	$(BIN)/mkdocs build --quiet --strict
+	@echo "written: build/site/index.html"
+
+# Runs the notebooks and keeps their outputs, which the site shows.
+notebooks: .venv/ready
+	$(BIN)/python docs/gallery/run.py
+
+# The wheel and the source archive, checked as an index would check them.
+release: .venv/ready
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
 
 table: .venv/ready
 	WHYMATCH_TABLE=write $(BIN)/python -m pytest -q tests/test_table.py
@@ -27,12 +60,18 @@ bench: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/floor.py
+	$(BIN)/python benchmarks/deep.py
 	$(BIN)/python benchmarks/tables.py
+
+# Hostile texts, files, clients and models: about 15 minutes. WHYMATCH_TORTURE scales the number of trials.
+torture: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --tb=short --results torture/results.json torture; \
+		code=$$?; $(BIN)/python torture/report.py; exit $$code
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[model,web,train,pos,ray,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev,docs]'
 	touch $@
 
 clean:
-	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

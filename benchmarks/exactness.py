@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from peers import machine
 
-from whymatch import Explainer, models
+from whymatch import Explainer, loading
 
 RESULTS = Path(__file__).parent / "results/exactness.json"
 
@@ -38,9 +38,9 @@ def measure(model: Any, pairs: list[tuple[str, str]], layer: int, tolerance: flo
             chosen = {
                 text: replace(dec, settings=replace(dec.settings, similarity=similarity)) for text, dec in decs.items()
             }
-            found = [explainer.pair(chosen[a], chosen[b]) for a, b in pairs]
-            row["largest_error"][f"{form}, {similarity}"] = max(why.error for why in found)
-            distance = max(abs(why.score - score) for why, score in zip(found, own, strict=True))
+            explanations = [explainer.pair(chosen[a], chosen[b]) for a, b in pairs]
+            row["largest_error"][f"{form}, {similarity}"] = max(why.error for why in explanations)
+            distance = max(abs(why.score - score) for why, score in zip(explanations, own, strict=True))
             row["largest_distance_of_score"] = max(distance, row.get("largest_distance_of_score", 0.0))
     nodes = [dec.nodes for dec in plain.values()]
     row |= {"nodes_median": float(np.median(nodes)), "nodes_largest": max(nodes)}
@@ -58,7 +58,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with arguments.data.open(encoding="utf-8") as file:
         pairs = [(row[0], row[1]) for row in csv.reader(file)][: arguments.pairs]
-    model, _ = models.load(None, "cpu")
+    model, _ = loading.load(None, "cpu")
     rows: list[dict[str, Any]] = []
     for tolerance, count in ((1e-3, arguments.pairs), (1e-6, arguments.tight_pairs)):
         for layer in sorted(arguments.layers, reverse=True):  # the cheap ones first

@@ -11,17 +11,17 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from peers import PAIRS, machine
+from peers import PAIRS, machine, plain_passes
 
-from whymatch import Explainer, models
-from whymatch.inputs import Reading, batched
-from whymatch.preparation import Request
+from whymatch import Explainer, loading
+from whymatch.encoder import Encoder
+from whymatch.inputs import Request
+from whymatch.method import Method, decompose
 
 LENGTHS = (8, 16, 32)
 LAYERS = {0: 20, 3: 8, 5: 6}  # and about the nodes that the default tolerance takes there
@@ -31,10 +31,10 @@ WORDS = " ".join(text for pair in PAIRS.values() for text in pair).replace(".", 
 RESULTS = Path(__file__).parent / "results/floor.json"
 
 
-def of_length(model: Any, tokens: int) -> str:
+def of_length(model: Any, tokens: int, given: Sequence[str] = WORDS) -> str:
     """The longest run of words that has at most so many tokens, and single letters up to that many."""
     words: list[str] = []
-    for word in WORDS:
+    for word in given:
         if len(model.tokenizer(" ".join([*words, word]))["input_ids"]) > tokens:
             break
         words.append(word)
@@ -42,34 +42,24 @@ def of_length(model: Any, tokens: int) -> str:
     return " ".join(words)
 
 
-def plain(explainer: Explainer, text: str, passes: int) -> Callable[[], Any]:
-    """So many plain passes of the tail in one batch, with the model's own fused attention."""
-    (given,) = explainer._encoder.read([text], Reading())
-    cut = explainer._preparation.cut(given, attention="sdpa")
-    features = batched([given.features], cut.device)
-    batch = cut.head(features).expand(passes, -1, -1).contiguous()
-
-    def run() -> None:
-        with torch.no_grad():
-            cut.tail(features)(batch, torch.zeros(passes).long())
-
-    return run
-
-
 def measure(model: Any, tokens: int, layer: int, nodes: int) -> dict[str, Any]:
-    explainer = Explainer(model, layer=layer, steps=nodes)
+    settings = Explainer(model, layer=layer, steps=nodes).settings
     text = of_length(model, tokens)
-    ((_, bucket),) = explainer._preparation.prepare([Request(text, Reading(), None)]).buckets()
+    steps = Method(Encoder(model, "floor"), "pad", layer, settings)
+    sources = steps.read([Request(text)])
+    integral = steps.follow(sources, steps.cut(sources[0].input))
     passes = nodes * (tokens + 1)
     batch = min(passes, BATCH)
-    derive, floor = partial(bucket.decompose, mode="forward"), plain(explainer, text, batch)
+    derive = partial(decompose, integral, sources, settings, mode="forward")
+    floor = partial(plain_passes, model, text, layer, batch)
     times: dict[str, list[float]] = {"derive": [], "floor": []}
     for turn in range(4 if tokens > 64 else 8):
-        for name, run in (("derive", derive), ("floor", floor)):
-            start = time.perf_counter()
-            run()
-            if turn:  # the first warms up
-                times[name].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        derive()
+        took = time.perf_counter() - start
+        if turn:  # the first warms up
+            times["derive"].append(took)
+            times["floor"].append(floor())
     ratios = [a / (b * passes / batch) for a, b in zip(times["derive"], times["floor"], strict=True)]
     row = {
         "tokens": tokens,
@@ -84,7 +74,7 @@ def measure(model: Any, tokens: int, layer: int, nodes: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    model, _ = models.load(None, "cpu")
+    model, _ = loading.load(None, "cpu")
     model.max_seq_length = max(LONG_LENGTHS)
     rows = [measure(model, tokens, layer, nodes) for tokens in LENGTHS for layer, nodes in LAYERS.items()]
     rows += [measure(model, tokens, LONG, LONG_NODES) for tokens in LONG_LENGTHS]

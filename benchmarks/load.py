@@ -1,4 +1,6 @@
-"""The explorer under load, over loopback: 32 clients for a minute. No 5xx but 503, and memory that does not grow.
+"""Put the explorer under load: 32 clients on loopback for a minute, some of which leave before they are answered.
+
+No answer may be a 5xx other than 503, and the server's memory should not grow.
 
     python benchmarks/load.py [--clients 32] [--seconds 60]
 
@@ -28,47 +30,47 @@ TEXTS = [text for pair in PAIRS.values() for text in pair]
 
 
 def memory(pid: int) -> float:
-    """What the server holds, in MiB."""
+    """Read how much memory a process uses, in MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
 
 
-async def client(address: str, until: float, seen: Counter[str], times: list[float]) -> None:
-    choose = random.Random(id(asyncio.current_task()))
-    async with httpx.AsyncClient(base_url=address, timeout=120) as asks:
-        while time.monotonic() < until:
-            body = {"text_a": choose.choice(TEXTS), "text_b": choose.choice(TEXTS), "layer": 5}
+async def send_requests(address: str, end: float, answers: Counter[str], times: list[float]) -> None:
+    """Send one request after another until ``end``; count the answers, and time those that are explanations."""
+    random_state = random.Random(id(asyncio.current_task()))
+    async with httpx.AsyncClient(base_url=address) as client:
+        while time.monotonic() < end:
+            body = {"text_a": random_state.choice(TEXTS), "text_b": random_state.choice(TEXTS), "layer": 5}
             start = time.monotonic()
+            patience = 0.3 if random_state.random() < 0.1 else 120
             try:
-                # Some leave before they are answered.
-                patience = 0.3 if choose.random() < 0.1 else 120
-                answer = await asks.post("/api/explain", json=body, timeout=patience)
+                answer = await client.post("/api/explain", json=body, timeout=patience)
             except httpx.TimeoutException:
-                seen["left"] += 1
+                answers["left"] += 1
                 continue
-            seen[str(answer.status_code)] += 1
+            answers[str(answer.status_code)] += 1
             if answer.status_code == 200:
                 times.append(time.monotonic() - start)
             else:
-                await asyncio.sleep(choose.uniform(0.2, 1.0))
+                await asyncio.sleep(random_state.uniform(0.2, 1.0))
 
 
-async def crowd(address: str, clients: int, seconds: float, pid: int) -> dict[str, Any]:
-    seen: Counter[str] = Counter()
+async def run_clients(address: str, clients: int, seconds: float, pid: int) -> dict[str, Any]:
+    answers: Counter[str] = Counter()
     times: list[float] = []
-    until = time.monotonic() + seconds
-    tasks = [asyncio.create_task(client(address, until, seen, times)) for _ in range(clients)]
-    held = []
-    while time.monotonic() < until:
+    end = time.monotonic() + seconds
+    tasks = [asyncio.create_task(send_requests(address, end, answers, times)) for _ in range(clients)]
+    memory_mib = []
+    while time.monotonic() < end:
         await asyncio.sleep(seconds / 12)
-        held.append(round(memory(pid), 1))
+        memory_mib.append(round(memory(pid), 1))
     await asyncio.gather(*tasks)
     times.sort()
     return {
-        "answers": dict(seen),
+        "answers": dict(answers),
         "answered_per_second": len(times) / seconds,
         "median_seconds": times[len(times) // 2] if times else None,
-        "memory_mib": held,
+        "memory_mib": memory_mib,
     }
 
 
@@ -89,16 +91,16 @@ def main() -> None:
                 httpx.get(f"{address}/healthz").raise_for_status()
                 break
             time.sleep(0.2)
-        found = asyncio.run(crowd(address, arguments.clients, arguments.seconds, server.pid))
+        measured = asyncio.run(run_clients(address, arguments.clients, arguments.seconds, server.pid))
     finally:
         server.terminate()
         server.wait()
-    result = {"machine": machine(), "clients": arguments.clients, "seconds": arguments.seconds, **found}
+    result = {"machine": machine(), "clients": arguments.clients, "seconds": arguments.seconds, **measured}
     print(json.dumps(result, indent=1))
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    bad = [code for code in found["answers"] if code.startswith("5") and code != "503"]
+    bad = [code for code in measured["answers"] if code.startswith("5") and code != "503"]
     if bad:
-        sys.exit(f"answers that must not be: {bad}")
+        sys.exit(f"the server failed with {bad}")
 
 
 if __name__ == "__main__":

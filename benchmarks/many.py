@@ -23,9 +23,11 @@ import numpy as np
 import torch
 from peers import machine
 
-from whymatch import Explainer, batch, models
-from whymatch.index import Index
-from whymatch.store import PRECISIONS, Store
+from whymatch import Explainer, loading
+from whymatch.corpus import batch
+from whymatch.corpus.index import Index
+from whymatch.corpus.shards import PRECISIONS
+from whymatch.corpus.store import Store
 
 RESULTS = Path(__file__).parent / "results/many.json"
 LENGTHS = (8, 16, 32, 64)
@@ -75,19 +77,19 @@ def precision(model: Any) -> list[dict[str, Any]]:
             with tempfile.TemporaryDirectory() as folder:
                 store = Store.create(Path(folder) / "s", explainer.settings, "", 384, name)  # type: ignore[arg-type]
                 store.append(decs)
-                found = [Explainer.pair(store[i], store[i + 1]) for i in range(31)]
+                stored = [Explainer.pair(store[i], store[i + 1]) for i in range(31)]
                 rows.append(
                     {
                         "tokens": length,
                         "precision": name,
                         "bytes_per_text": store.shards[0].bytes / len(texts),
                         "largest_change_of_score": max(
-                            abs(a.score - b.score) for a, b in zip(exact, found, strict=True)
+                            abs(a.score - b.score) for a, b in zip(exact, stored, strict=True)
                         ),
                         "largest_change_of_an_entry": float(
-                            max(np.abs(a.matrix - b.matrix).max() for a, b in zip(exact, found, strict=True))
+                            max(np.abs(a.matrix - b.matrix).max() for a, b in zip(exact, stored, strict=True))
                         ),
-                        "largest_error": max(why.error for why in found),
+                        "largest_error": max(why.error for why in stored),
                     }
                 )
     return rows
@@ -98,7 +100,7 @@ def hit(model: Any) -> dict[str, Any]:
     rng = random.Random(2)
     explainer = Explainer(model, layer=6)
     with tempfile.TemporaryDirectory() as folder:
-        index = Index.build([text(64, rng) for _ in range(512)], Path(folder) / "i", explainer)
+        index = Index.build([text(64, rng) for _ in range(512)], Path(folder) / "i", explainer, store="tokens")
         store = Store.open(index.store.folder)
         (query,) = explainer.decompose([text(12, rng)])
         Explainer.pair(query, store[0])
@@ -134,7 +136,7 @@ def overhead(model: Any, rows: int = 2000) -> dict[str, Any]:
                 Explainer.pair(decs[a], decs[b])
             bare = time.perf_counter() - start
             start = time.perf_counter()
-            batch.run(file, Path(folder) / f"out{turn}", explainer)
+            batch.run_batch(file, Path(folder) / f"out{turn}", explainer)
             ratios.append((time.perf_counter() - start) / bare)
     return {"rows": rows, "ratio": statistics.median(ratios), "ratios": ratios}
 
@@ -142,7 +144,8 @@ def overhead(model: Any, rows: int = 2000) -> dict[str, Any]:
 MEMORY = """
 import json, sys, os
 from pathlib import Path
-from whymatch import Explainer, batch
+from whymatch import Explainer
+from whymatch.corpus import batch
 explainer = Explainer(layer=-1, tolerance=1e-2)
 seen = []
 def rss():
@@ -150,7 +153,7 @@ def rss():
 def watch(progress):
     if progress.done // 2500 > len(seen):
         seen.append((progress.done, rss()))
-batch.run(sys.argv[1], sys.argv[2], explainer, top=3, watch=watch)
+batch.run_batch(sys.argv[1], sys.argv[2], explainer, top=3, watch=watch)
 print(json.dumps(seen))
 """
 
@@ -170,8 +173,9 @@ engine, cores = sys.argv[3], int(sys.argv[4])
 os.environ["OMP_NUM_THREADS"] = "1"  # of a worker
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import torch; torch.set_num_threads(cores if engine == "local" else 1)
-from whymatch import Explainer, batch
-from whymatch.cluster import Ray
+from whymatch import Explainer
+from whymatch.corpus import batch
+from whymatch.corpus.ray import Ray
 explainer = Explainer(layer=5)
 cluster = None
 if engine == "ray":
@@ -179,13 +183,13 @@ if engine == "ray":
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
     cluster = Ray(workers=cores)
 start = time.perf_counter()
-batch.run(sys.argv[1], sys.argv[2], explainer, ray=cluster)
+batch.run_batch(sys.argv[1], sys.argv[2], explainer, ray=cluster)
 print(json.dumps(time.perf_counter() - start))
 """
 
 
 def engine_rates(rows: int = 3000) -> list[dict[str, Any]]:
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as folder:
         file = write_pairs(Path(folder) / "p.jsonl", rows)
         for engine, cores in (("local", 1), ("local", 2), ("ray", 1), ("ray", 2)):
@@ -193,17 +197,17 @@ def engine_rates(rows: int = 3000) -> list[dict[str, Any]]:
             command = [sys.executable, "-c", ENGINE, str(file), out, engine, str(cores)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             seconds = json.loads(done.stdout.splitlines()[-1])
-            found.append({"engine": engine, "cores": cores, "rows_per_second": rows / seconds})
-            print(json.dumps(found[-1]), flush=True)
-    return found
+            results.append({"engine": engine, "cores": cores, "rows_per_second": rows / seconds})
+            print(json.dumps(results[-1]), flush=True)
+    return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=50_000)
-    parser.add_argument("--only", nargs="*", help="the steps to run; what the others found is kept as it is")
+    parser.add_argument("--only", nargs="*", help="the steps to run; the results of the others are kept")
     options = parser.parse_args()
-    model, _ = models.load(None, "cpu")
+    model, _ = loading.load(None, "cpu")
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     results["machine"] = machine()
     steps: dict[str, Any] = {

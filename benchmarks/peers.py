@@ -28,8 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whymatch import Explainer, __version__, models
-from whymatch.inputs import Reading, batched
+from whymatch import Explainer, __version__, loading
 
 PAIRS = {
     8: ("The coffee is not good.", "My coffee tastes quite bad."),
@@ -119,15 +118,16 @@ def retrivex(model: Any, pair: tuple[str, str], layer: int, steps: int) -> float
 # --- what is measured -------------------------------------------------------------------------------------------
 
 
-def plain_passes(explainer: Explainer, text: str, passes: int) -> float:
-    """The time of so many plain passes of the tail in one batch, with the model's own fused attention."""
-    (given,) = explainer._encoder.read([text], Reading())
-    cut = explainer._preparation.cut(given, attention="sdpa")
-    features = batched([given.features], cut.device)
-    batch = cut.head(features).expand(passes, -1, -1).contiguous()
+def plain_passes(model: Any, text: str, layer: int, passes: int) -> float:
+    """The time of so many plain passes of the blocks from a layer on, in one batch, with the model's own attention.
+
+    Measured on the whole model, of which those blocks are a known share.
+    """
+    features = model.preprocess([text] * passes)
+    blocks = model[0].auto_model.config.num_hidden_layers
     with torch.no_grad():
-        seconds, _ = timed(partial(cut.tail(features), batch, torch.zeros(passes).long()), repeat=5, warm=True)
-    return seconds
+        seconds, _ = timed(lambda: model(dict(features)), repeat=5, warm=True)
+    return float(seconds * (blocks - layer) / blocks)
 
 
 def compare(model: Any, other: Any, quick: bool) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def compare(model: Any, other: Any, quick: bool) -> list[dict[str, Any]]:
         for layer in LAYERS:
             runs = []
             for tolerance in TOLERANCES:
-                explainer = Explainer(model, layer=layer, tolerance=tolerance)
+                explainer = Explainer(model, layer=layer, path="straight", tolerance=tolerance)
                 seconds, why = timed(partial(explainer.explain, *pair), repeat=3, warm=True)
                 runs.append({"tolerance": tolerance, "seconds": seconds, "error": why.error, "nodes": why.nodes})
             point: dict[str, Any] = {
@@ -193,7 +193,7 @@ def batching(model: Any, layer: int = 5) -> dict[str, Any] | None:
     with STSB.open(encoding="utf-8") as file:
         pairs = [(row[0], row[1]) for row in list(csv.reader(file))[:64]]
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    explainer = Explainer(model, layer=layer)
+    explainer = Explainer(model, layer=layer, path="straight")
     together = timed(lambda: list(explainer.explain_many(pairs)), repeat=2, warm=True)[0]
     alone = timed(lambda: [explainer.decompose([text]) for text in texts], repeat=2)[0]
     single = timed(lambda: [explainer.explain(*pair) for pair in pairs], repeat=2)[0]
@@ -209,8 +209,8 @@ def batching(model: Any, layer: int = 5) -> dict[str, Any] | None:
 
 def asymmetry(model: Any, layer: int = 5) -> dict[str, Any]:
     """A 10-token query against a 256-token document: what the choice of mode is worth."""
-    explainer = Explainer(model, layer=layer)
-    lengths = [len(one) for one in explainer._encoder.read([QUERY, DOCUMENT], Reading())]
+    explainer = Explainer(model, layer=layer, path="straight")
+    lengths = [len(model.tokenizer(text)["input_ids"]) for text in (QUERY, DOCUMENT)]
     pair, why = timed(lambda: explainer.explain(QUERY, DOCUMENT), repeat=3, warm=True)
     query, _ = timed(lambda: explainer.decompose([QUERY]), repeat=3)
     document, _ = timed(lambda: explainer.decompose([DOCUMENT]))
@@ -226,7 +226,7 @@ def asymmetry(model: Any, layer: int = 5) -> dict[str, Any]:
         "seconds_query_alone": query,
         "seconds_document_decomposed": document,
         "passes_of_the_document": passes,
-        "ratio_to_those_passes": (pair - query) / plain_passes(explainer, DOCUMENT, passes),
+        "ratio_to_those_passes": (pair - query) / plain_passes(model, DOCUMENT, layer, passes),
     }
 
 
@@ -251,9 +251,9 @@ def startup() -> dict[str, float]:
     script = """
 import time; t = [time.perf_counter()]
 import torch, sentence_transformers; t.append(time.perf_counter())
-from whymatch import Explainer, cli, models; from whymatch.views.terminal import report
+from whymatch import Explainer, cli, loading; from whymatch.views.terminal import report
 from rich.console import Console; import os; t.append(time.perf_counter())
-model, _ = models.load(None, None); t.append(time.perf_counter())
+model, _ = loading.load(None, None); t.append(time.perf_counter())
 why = Explainer(model).explain("The coffee is not good.", "This is bad coffee.")
 Console(file=open(os.devnull, "w")).print(report(why, 10, 80)); t.append(time.perf_counter())
 print(*(b - a for a, b in zip(t, t[1:])))
@@ -275,7 +275,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "whymatch": __version__,
-        "model": models.DEFAULT_MODEL,
+        "model": loading.DEFAULT_MODEL,
         "date": time.strftime("%Y-%m-%d"),
     }
 
@@ -284,12 +284,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="this engine only; prints, writes nothing")
     quick = parser.parse_args().quick
-    model, _ = models.load(None, "cpu")
+    model, _ = loading.load(None, "cpu")
     other = None
     if not quick:
         from retrivex.stransformers import IntJacobianExplainableTransformer
 
-        other = IntJacobianExplainableTransformer(str(models.packaged()), device="cpu").eval()
+        other = IntJacobianExplainableTransformer(str(loading.packaged()), device="cpu").eval()
     results = {
         "machine": machine(),
         "steps_of_the_peers": STEPS,

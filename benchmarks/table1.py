@@ -1,10 +1,10 @@
-"""The paper's Table 1 on the default model: plain and adjusted training, judged by cosine and by dot product.
+"""The paper's Table 1 on the default model: plain and adjusted training, evaluated by cosine and by dot product.
 
     python benchmarks/table1.py TRAIN.CSV OUT [--seeds 0 1] [--only NAME …]
 
-Trains every recipe with every seed into OUT, and what else was tried with the first of them (a run that was interrupted
-is resumed, one that is finished is kept), and writes ``benchmarks/results/table1.json``. ``benchmarks/tables.py`` makes
-the tables of the documents from it.
+Trains every recipe with every seed into OUT, and the variants in TRIED with the first seed. Interrupted runs are
+resumed, finished ones are kept. Writes ``benchmarks/results/table1.json``, from which ``benchmarks/tables.py`` makes
+the tables of the documents.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from peers import machine
 
-from whymatch import models
+from whymatch import loading
 from whymatch.training import Recipe, adjust, evaluate_sts, train
 from whymatch.training.data import read_splits
 
@@ -62,7 +62,7 @@ def main() -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"untrained": {}, "trained": [], "tried": []}
     results["machine"] = machine()
     if not results["untrained"]:
-        model, _ = models.load(None, None)
+        model, _ = loading.load(None, None)
         results["untrained"] = {
             "unmodified": evaluate_sts(model, splits.test),
             "shifted": evaluate_sts(adjust(model), splits.test),
@@ -85,11 +85,11 @@ def main() -> None:
             say=lambda line: print(line, flush=True),
         )
         print(json.dumps(record["test"]), flush=True)
-        found = {key: record[key] for key in ("epochs", "dev", "test", "seconds", "steps")}
-        kept = [run for run in results[group] if (run["recipe"], run["seed"]) != (name, seed)]
+        measured = {key: record[key] for key in ("epochs", "dev", "test", "seconds", "steps")}
+        others = [run for run in results[group] if (run["recipe"], run["seed"]) != (name, seed)]
         order = list(RECIPES if group == "trained" else TRIED)
         results[group] = sorted(
-            [*kept, {"recipe": name, "seed": seed, **found}],
+            [*others, {"recipe": name, "seed": seed, **measured}],
             key=lambda run: (order.index(run["recipe"]), run["seed"]),
         )
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from whymatch.studies.performance import PAPER
+from whymatch.studies.verdicts import CLAIMS
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
+STUDIES = HERE.parent / "docs/studies"
+STUDIED = ("all-mpnet-base-v2", "all-MiniLM-L6-v2")  # in the order of the page: the paper's own model first
 
 
 def significant(value: float) -> str:
@@ -54,6 +57,31 @@ def times(peer: dict[str, Any]) -> tuple[str, str]:
     return f"{significant(peer['seconds'])} s", small(peer["error"])
 
 
+def entries() -> str:
+    results = json.loads((HERE / "results/entries.json").read_text())
+    lines = [
+        "| model | layer | reference | pairs | error of the score | error of an entry | estimated | nodes |",
+        "|" + "---|" * 8,
+    ]
+    for model, result in results.items():
+        for row in sorted(result["rows"], key=lambda row: (row["reference"] == "reversed", row["layer"])):
+            errors = ("largest_error_of_a_score", "largest_error_of_an_entry", "largest_estimate")
+            cells = [model, row["layer"], row["reference"], row["pairs"], *(small(row[name]) for name in errors)]
+            lines.append("| " + " | ".join(map(str, [*cells, f"{row['nodes_median']:.0f}"])) + " |")
+    return "\n".join(lines)
+
+
+def compare() -> str:
+    results = json.loads((HERE / "results/compare.json").read_text())
+    lines = ["| model | layer | time, against before | largest difference | nodes | nodes before |", "|" + "---|" * 6]
+    for model, result in results.items():
+        for row in result["rows"]:
+            nodes, before = (sum(map(sum, row[name])) for name in ("nodes", "nodes_before"))
+            cells = [model, row["layer"], f"{row['ratio']:.2f}×", small(row["largest_difference"]), nodes, before]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
 def exactness() -> str:
     results = json.loads((HERE / "results/exactness.json").read_text())
     forms = ["folded, cosine", "folded, dot", "paper, cosine", "paper, dot"]
@@ -79,11 +107,54 @@ def floor() -> str:
     return "\n".join(lines)
 
 
+def deep() -> str:
+    results = json.loads((HERE / "results/deep.json").read_text())
+    lines = []
+    for model, result in results["models"].items():
+        lines += [f"**{model}**, pairs of two texts of so many tokens", ""]
+        lines += ["| tokens | what | path, layer | nodes | seconds | ÷ encode | ÷ floor | error |", "|" + "---|" * 8]
+        for row in result["pairs"]:
+            nodes = " + ".join(map(str, row["nodes"])) if row["path"] != "secant" else "–"
+            cells = [row["tokens"][0], row["way"], f"{row['path']}, {row['layer']}", nodes, significant(row["seconds"])]
+            cells += [significant(row["times_encode"]), significant(row["times_floor"]), small(row["error"])]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+        passage = result["passage"]
+        lines += [
+            "",
+            f"A query of {passage['words'][0]} words against a passage of {passage['words'][1]} "
+            f"({passage['tokens'][1]} tokens), `fast`, in times the passage's `encode`: "
+            f"highlights {passage['highlight_times_encode']:.1f}, "
+            f"by sentences {passage['sentences_times_encode']:.1f}, matrix {passage['matrix_times_encode']:.1f}.",
+            "",
+        ]
+        if "paper" in result:
+            lines += ["The paper's algorithm, 50 steps, and whymatch with at most a tenth of its error:", ""]
+            lines += ["| tokens | layer | the paper's | error | straight | faster | relay | faster |", "|" + "---|" * 8]
+            for row in result["paper"]:
+                cells = [
+                    row["tokens"],
+                    row["layer"],
+                    f"{significant(row['paper_seconds'])} s",
+                    small(row["paper_error"]),
+                ]
+                for path in ("straight", "relay"):
+                    ours = row[path]
+                    cells += [
+                        f"{significant(ours['seconds'])} s, {small(ours['error'])}",
+                        f"{int(ours['times_faster'])}×",
+                    ]
+                lines.append("| " + " | ".join(map(str, cells)) + " |")
+            lines.append("")
+    machine = results["machine"]
+    lines.append(f"One core of an {machine['cpu']}, torch {machine['torch']}, {machine['date']}.")
+    return "\n".join(lines)
+
+
 def table1() -> str:
     results = json.loads((HERE / "results/table1.json").read_text())
     lines = ["| model | training | seeds | cosine | dot |", "|" + "---|" * 5]
-    for name, found in results["untrained"].items():
-        lines.append(f"| all-MiniLM-L6-v2 | none, {name} | – | {found['cosine']:.1f} | {found['dot']:.1f} |")
+    for name, spearman in results["untrained"].items():
+        lines.append(f"| all-MiniLM-L6-v2 | none, {name} | – | {spearman['cosine']:.1f} | {spearman['dot']:.1f} |")
     trained: dict[str, list[dict[str, float]]] = {}
     for run in results["trained"]:
         trained.setdefault(run["recipe"], []).append(run["test"])
@@ -147,7 +218,7 @@ def many() -> str:
         cells = [str(row["tokens"]), row["precision"], f"{row['bytes_per_text']:,.0f}", *map(small, changes)]
         lines.append("| " + " | ".join(cells) + " |")
     hit, over, flat = results["hit"], results["overhead"], results["memory"]
-    seen, early = next(one for one in flat["mib"] if one[0] >= flat["rows"] / 5)
+    seen, early = next(point for point in flat["mib"] if point[0] >= flat["rows"] / 5)
     lines += [
         "",
         f"- Explaining a stored hit of {hit['tokens']} tokens for a decomposed query of {hit['query_tokens']}: "
@@ -157,11 +228,11 @@ def many() -> str:
         f"- Memory over {flat['rows']:,} rows (short texts, output layer; pages of mapped files included): "
         f"{early:.0f} MiB after {seen:,} of them, {flat['mib'][-1][1]:.0f} MiB at the end.",
     ]
-    said = "; ".join(
+    summary = "; ".join(
         f"{row['engine']} on {row['cores']} core{'s' if row['cores'] > 1 else ''} {row['rows_per_second']:.0f}"
         for row in results["engines"]
     )
-    lines.append(f"- Rows per second at layer 5, short texts, starting included: {said}.")
+    lines.append(f"- Rows per second at layer 5, short texts, starting included: {summary}.")
     seconds = 1 / rates[5, 32]
     size = next(r["bytes_per_text"] for r in results["precision"] if (r["tokens"], r["precision"]) == (32, "float16"))
     lines += ["", "On paper, for texts of 32 tokens at layer 5, stored as float16:", ""]
@@ -178,6 +249,76 @@ def many() -> str:
     return "\n".join(lines)
 
 
+def truth() -> str:
+    results = json.loads((HERE / "results/truth.json").read_text())
+    columns = {
+        "coalitions": "coalitions",
+        "alignment": "top-1",
+        "insertion_deletion": "order",
+        "chunks": "chunks, F1",
+        "answers": "answers, MRR",
+        "sanity": "sanity",
+    }
+    models: dict[str, dict[str, dict[str, Any]]] = {}
+    for each in results:
+        settings = each["settings"]
+        usual = (settings.get("units", "words"), settings.get("removal", "delete")) == ("words", "delete")
+        if settings["split"] == "test" and usual and "max_words" not in settings and not each["failure"]:
+            models.setdefault(settings["model"], {}).setdefault(settings["subject"], {})[each["test"]] = each
+    lines = []
+    for model, methods in models.items():
+        used = [test for test in columns if any(test in found for found in methods.values())]
+        lines += [f"**{model}**, held-out pairs", ""]
+        lines.append("| method | " + " | ".join(columns[test] for test in used) + " | pairs |")
+        lines.append("|" + "---|" * (len(used) + 2))
+        ranked = sorted(methods.items(), key=lambda item: -_headline(item[1].get("coalitions")))
+        for name, found in ranked:
+            cells = [_cell(found.get(test)) for test in used]
+            pairs = sorted({found[test]["counts"]["pairs"] for test in found})
+            lines.append(
+                f"| {name} | " + " | ".join(cells) + f" | {'–'.join(map(str, dict.fromkeys((pairs[0], pairs[-1]))))} |"
+            )
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _headline(result: dict[str, Any] | None) -> float:
+    value = None if result is None else result["estimates"][result["headline"]]["value"]
+    return -9.0 if value is None else float(value)
+
+
+def _cell(result: dict[str, Any] | None, name: str | None = None) -> str:
+    if result is None:
+        return ""
+    found = result["estimates"][name or result["headline"]]
+    if found["value"] is None:
+        return ""
+    return f"{found['value']:.3f} ({found['low']:.2f}–{found['high']:.2f})"
+
+
+def negation() -> str:
+    results = json.loads((HERE / "results/negation.json").read_text())
+    lines = ["| model | data | change | pairs | score | one other word less |", "|" + "---|" * 6]
+    shown = set()
+    for each in results:
+        settings = each["settings"]
+        for kind in ("negation", "antonym", "same"):
+            score = each["estimates"][f"score_{kind}"]
+            key = (settings["model"], settings["data"], kind)
+            if score["pairs"] and key not in shown:  # the same of every method
+                shown.add(key)
+                cells = [*key, str(score["pairs"]), _cell(each, f"score_{kind}"), _cell(each, f"control_{kind}")]
+                lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "| model | data | method | changed word lacks most | by chance | its part of what is missing |"]
+    lines += ["|" + "---|" * 6]
+    for each in results:
+        settings = each["settings"]
+        cells = [settings["model"], settings["data"], settings["subject"]]
+        cells += [_cell(each, name) for name in ("seen", "seen_by_chance", "loss_share")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _span(seconds: float) -> str:
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
@@ -189,28 +330,74 @@ def _bytes(count: float) -> str:
     return f"{count / 1e12:.1f} TB" if count >= 1e12 else f"{count / 1e9:.1f} GB"
 
 
-def filled(text: str, name: str, table: str) -> str:
+def studies() -> str:
+    """Return what the paper says beside what the committed results of each model say."""
+    columns: dict[str, dict[str, str]] = {}
+    for folder in STUDIED:
+        for claim in CLAIMS:
+            path = STUDIES / folder / f"{claim.study}.json"
+            if not path.is_file():
+                continue
+            content = json.loads(path.read_text(encoding="utf-8"))
+            for model in (each["name"] for each in content["inputs"]["models"]):
+                numbers = _with_pairs(content)
+                found = claim.read(numbers, model)
+                if found is not None:
+                    ours, agrees, pairs = found
+                    cell = f"{ours}{'' if agrees else ' (differs)'}; {pairs:,} pairs"
+                    columns.setdefault(model, {})[claim.text] = cell
+    lines = [f"| the paper says | {' | '.join(columns)} |", "|" + "---|" * (1 + len(columns))]
+    for claim in CLAIMS:
+        cells = [column.get(claim.text, "not run") for column in columns.values()]
+        lines.append(f"| {claim.text} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _with_pairs(content: dict[str, Any]) -> dict[str, Any]:
+    """Say of each number over how many pairs it is, where a result of an earlier version says it only once."""
+    numbers: dict[str, Any] = content["numbers"]
+    for name, measured in numbers.items():
+        if not isinstance(measured, dict):
+            continue
+        layers = measured.get("layers", measured) if content["study"] != "pos" else {}
+        everywhere = measured.get("pairs", content["inputs"].get("pairs"))
+        if content["study"] == "accuracy" and "num_layers" not in measured:
+            measured["num_layers"] = max(map(int, layers))  # all of them were studied
+        for layer in [*layers.values(), *([measured] if content["study"] == "pos" else [])]:
+            if isinstance(layer, dict):
+                layer.setdefault("pairs", everywhere)
+        numbers[name] = measured
+    return numbers
+
+
+def fill(text: str, name: str, table: str) -> str:
     marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not marks.search(text):
         raise ValueError(f"no marks for the table {name!r}")
-    return marks.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text)
+    return marks.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text)
 
 
 def main() -> None:
     docs = HERE.parent / "docs"
     places = (
         (README, "peers", peers),
+        (docs / "method.md", "entries", entries),
+        (docs / "method.md", "compare", compare),
         (docs / "method.md", "exactness", exactness),
         (docs / "method.md", "floor", floor),
+        (docs / "method.md", "deep", deep),
         (docs / "training.md", "table1", table1),
         (docs / "training.md", "training", shift),
         (docs / "many.md", "many", many),
+        (docs / "truth.md", "truth", truth),
+        (docs / "truth.md", "negation", negation),
+        (docs / "studies.md", "studies", studies),
     )
     for path, name, make in places:
-        if not (HERE / f"results/{name}.json").is_file():  # not measured yet
+        if make is not studies and not (HERE / f"results/{name}.json").is_file():  # not measured yet
             continue
         before = path.read_text(encoding="utf-8")
-        after = filled(before, name, make())
+        after = fill(before, name, make())
         if "--check" in sys.argv and before != after:
             sys.exit(f"{path.name} does not show the committed results: run python benchmarks/tables.py")
         path.write_text(after, encoding="utf-8")

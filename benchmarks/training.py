@@ -1,10 +1,10 @@
-"""Steps per second of training, adjusted against plain, in one run.
+"""Steps per second of training, adjusted and plain, in one run.
 
     python benchmarks/training.py
 
-Writes ``benchmarks/results/training.json``. Both train the default model on the same batches of 16 pairs, taking turns,
-drawn from STS-B as a trainer draws them; forward and backward pass and the optimizer's step. Times are compared within
-one run only.
+Writes ``benchmarks/results/training.json``. Both train the default model, in turns, on the same batches of 16 pairs,
+drawn at random from STS-B: forward pass, backward pass and the optimizer's step. Times are compared within one run
+only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from peers import STSB, machine
 
-from whymatch import models
-from whymatch.tables import read_scored_pairs
+from whymatch import loading
+from whymatch.corpus.pairs import read_scored_pairs
 from whymatch.training import adjust
 from whymatch.training.loss import PairLoss
 
@@ -45,9 +45,9 @@ class Run:
 
 def main() -> None:
     pairs = read_scored_pairs(STSB)
-    plain, _ = models.load(None, "cpu")
+    plain, _ = loading.load(None, "cpu")
     runs = {"plain": Run(plain), "adjusted": Run(adjust(plain))}
-    # As a trainer meets them: the file begins with short texts of one kind.
+    # At random, as a trainer draws them: the file begins with short texts of one kind.
     order = random.Random(0).sample(range(len(pairs)), STEPS * BATCH)
     draws = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
     batches = [([pairs.texts[i] for i in draw], [pairs.scores[i] for i in draw]) for draw in draws]

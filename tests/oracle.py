@@ -20,6 +20,7 @@ def integrated_jacobian(
         del model[-1]
     transformer, tokenizer = model[0].auto_model, model.tokenizer
     transformer.config._attn_implementation = "eager"
+    transformer.config._experts_implementation = "eager"
     transformer.config.use_cache = False
     read = tokenizer(text, truncation=True, max_length=model.max_seq_length, return_special_tokens_mask=True)
     ids, special = read["input_ids"], read["special_tokens_mask"]

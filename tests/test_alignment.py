@@ -51,9 +51,9 @@ def test_special_tokens_and_negative_pairs_have_no_links(kind):
 
 
 def test_links_come_strongest_first_and_say_what_they_are():
-    found = known().align("assignment")
-    assert [link.value for link in found.links] == [0.5, 0.3]
-    assert repr(found) == "Alignment(assignment, 87% of the score: un–x, ##believ–y)"
+    alignment = known().align("assignment")
+    assert [link.value for link in alignment.links] == [0.5, 0.3]
+    assert repr(alignment) == "Alignment(assignment, 87% of the score: un–x, ##believ–y)"
 
 
 def test_an_unknown_kind_is_named():
@@ -66,6 +66,6 @@ def test_the_links_of_a_real_pair(minilm, kind):
     from whymatch import Explainer
 
     why = Explainer(minilm, layer=4).explain("The coffee is not good.", "This is bad coffee.").words()
-    found = why.align(kind)
-    assert ("coffee", "coffee") in {(link.token_a, link.token_b) for link in found.links}
-    assert 0.4 < found.share < 1.2
+    alignment = why.align(kind)
+    assert ("coffee", "coffee") in {(link.token_a, link.token_b) for link in alignment.links}
+    assert 0.4 < alignment.share < 1.2

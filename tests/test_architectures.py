@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import transformers
 import zoo
 
 import oracle
-from whymatch import Explainer
-from whymatch.inputs import Reading, _folded
-from whymatch.preparation import Request
+from conftest import follow
+from whymatch import Explainer, method
+from whymatch.inputs import _folded
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 OTHERS = [PAIR, ("A man is slicing bread.", PAIR[1]), ("Two dogs run", "a child in the kitchen; a woman isn't")]
@@ -66,17 +67,101 @@ def test_a_batch_equals_one_by_one(load, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_modes_agree(load, kind):
     explainer = Explainer(load(kind), layer=1, steps=8, tolerance=1e-5)
-    a, b = (Request(text, Reading(), None) for text in PAIR)
-    homes = {
-        key: (bucket, i)
-        for keys, bucket in explainer._preparation.prepare([a, b]).buckets()
-        for i, key in enumerate(keys)
-    }
-    (first, i), (second, j) = homes[a.key], homes[b.key]
-    forward, reverse = (first.decompose([i], mode=mode)[0] for mode in ("forward", "reverse"))
+    a, b = (follow(explainer, text) for text in PAIR)
+    forward, reverse = (method.decompose(*a, explainer.settings, mode=mode)[0] for mode in ("forward", "reverse"))
     np.testing.assert_allclose(forward.contributions, reverse.contributions, atol=1e-6)
-    whole = explainer.pair(forward, second.decompose([j], mode="forward")[0])
-    np.testing.assert_allclose(second.project(j, forward).matrix, whole.matrix, atol=1e-5)
+    whole = explainer.pair(forward, method.decompose(*b, explainer.settings, mode="forward")[0])
+    np.testing.assert_allclose(method.project(*b, 0, forward).matrix, whole.matrix, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", sorted(zoo.RARE))
+def test_rare_architectures_are_exact_too(load, kind):
+    if not hasattr(transformers, zoo.RARE[kind][1]):
+        pytest.skip(f"transformers {transformers.__version__} has no {zoo.RARE[kind][1]}")
+    model = load(kind)
+    for layer in LAYERS:
+        why = Explainer(model, layer=layer).explain(*PAIR)
+        assert why.relative_error <= 1e-3
+        assert why.score == pytest.approx(float(model.similarity(*map(model.encode, PAIR))), abs=1e-6)
+
+
+def test_a_model_that_halves_its_texts_is_exact_where_its_tokens_are(load):
+    model = load("funnel")
+    assert Explainer(model).num_layers == 1  # of its first stage
+    for layer in (0, 1):
+        why = Explainer(model, layer=layer).explain(*PAIR)
+        assert why.relative_error <= 1e-3
+        assert why.score == pytest.approx(float(model.similarity(*map(model.encode, PAIR))), abs=1e-6)
+    with pytest.raises(
+        TypeError, match=r"hidden states at layer 0 for the \d+ tokens of .* do not belong to its tokens"
+    ):
+        Explainer(model, blocks="encoder.blocks.2").explain(*PAIR)
+
+
+@pytest.mark.parametrize("kind", sorted(zoo.MIXTURES))
+def test_mixtures_of_experts(load, kind):
+    """Derivatives are right; what is missing where another expert is chosen along the path is measured, and said."""
+    model = load(kind)
+    assert Explainer(model, layer=-1).explain(*PAIR).relative_error <= 1e-3
+    grouped = model[0].auto_model.config._experts_implementation
+    expected = oracle.attributions(model, *PAIR, 1, steps=12, blocks="layers")
+    explainer = Explainer(model, layer=1, rule="right", steps=12, tolerance=1e-6, fold_reference=False)
+    why = explainer.pair(*explainer.decompose(PAIR))
+    np.testing.assert_allclose(why.matrix, expected["matrix"], atol=2e-6)
+    assert model[0].auto_model.config._experts_implementation == grouped  # the model is as it was
+
+
+UNDERIVED = (
+    r"fails in its own code while it is differentiated from layer 1 on .* cannot differentiate one of its operations"
+)
+
+
+@pytest.mark.parametrize("kind", ["bloom", "mra", "recurrent-gemma", "yoso"])
+def test_operations_without_a_derivative_are_named(load, kind):
+    model = load(kind)
+    with pytest.raises(RuntimeError, match=UNDERIVED + ".*layer=-1 explains its last block's output") as error:
+        Explainer(model, layer=1).explain(*PAIR)
+    assert error.value.__cause__ is not None
+    assert Explainer(model, layer=-1).explain(*PAIR).relative_error <= 1e-3
+
+
+def test_a_model_that_does_not_run_here_is_named(load):
+    with pytest.raises(RuntimeError, match=r"fails in its own code while it reads a first, short input \(AttributeErr"):
+        Explainer(load("yoso-hash"))  # whose hashing needs a CUDA kernel
+
+
+def test_long_texts_of_a_model_that_attends_to_blocks(tmp_path):
+    """BigBird reads short texts with full attention, and from then on all; only long ones are read by blocks."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    sizes = {"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1}
+    modules = [Transformer(str(zoo.backbone(tmp_path, "big-bird", 64, **sizes))), Pooling(16, "mean")]
+    model = SentenceTransformer(modules=modules, device="cpu")
+    transformer = model[0].auto_model
+    a, b = " coffee" * 33, " bread" * 10 + " coffee" * 23
+
+    def count(text):
+        return len(model.tokenizer(text)["input_ids"])
+
+    a, b = (text[: max(i for i in range(len(text)) if count(text[:i]) == 36)] for text in (a, b))
+    explainer = Explainer(model, layer=1)
+    why = explainer.explain(a, b)
+    assert transformer.attention_type == "block_sparse"  # what the explainer reads, a copy of the model reads
+    assert why.score == pytest.approx(float(model.similarity(*map(model.encode, (a, b)))), abs=1e-6)
+    assert why.error <= 1e-3
+    with pytest.raises(TypeError, match=r"the encoder has 40 hidden states at layer 1 for the 37 tokens of"):
+        explainer.explain(a + " coffee" * (37 - count(a)), b)
+    transformer.set_attention_type("original_full")
+    assert abs(float(model.similarity(*map(model.encode, (a, b)))) - why.score) > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["squeezebert", "xlnet"])
+def test_hidden_states_in_another_order_are_refused(load, kind):
+    """At once, and not only for texts whose number of tokens shows it."""
+    with pytest.raises(TypeError, match=r"are not given hidden states \(inputs, tokens, dimensions\), in that order"):
+        Explainer(load(kind))
 
 
 def test_blocks_that_share_their_weights_are_counted_as_often_as_they_run(load):

@@ -16,23 +16,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from whymatch import Explainer, batch
-from whymatch.files import ASIDE, held
-
-WORDS = ["coffee", "bread", "man", "woman", "dog", "child", "kitchen", "field", "stocks", "bad", "good", "snowy"]
-
-
-def write_pairs(path, count: int, seed: int = 0, repeat: int = 3):
-    """Pairs of short texts; the first text of each is shared by a few."""
-    rng = random.Random(seed)
-    rows = []
-    query = ""
-    for i in range(count):
-        if i % repeat == 0:
-            query = " ".join(rng.sample(WORDS, 3))
-        rows.append({"text_a": query, "text_b": " ".join(rng.sample(WORDS, rng.randint(1, 5)))})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+from conftest import read_rows, write_manifest, write_pairs
+from whymatch import Explainer
+from whymatch.corpus import batch
+from whymatch.corpus import record as records
+from whymatch.corpus.record import ROWS
+from whymatch.files import UNFINISHED, lock_folder
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +29,20 @@ def explainer(folders):
     return Explainer(folders("bert"), layer=-1)
 
 
-def read(out):
-    return pq.read_table(out).to_pylist()
-
-
 def test_rows_are_what_explain_gives(explainer, tmp_path):
     pairs = write_pairs(tmp_path / "pairs.jsonl", 30)
     seen = []
-    found = batch.run(pairs, tmp_path / "out", explainer, top=3, watch=seen.append)
-    assert (found.done, found.bad, found.rows) == (30, 0, 30)
+    progress = batch.run_batch(pairs, tmp_path / "out", explainer, top=3, watch=seen.append)
+    assert (progress.done, progress.bad, progress.rows) == (30, 0, 30)
     assert seen[-1].done == 30
-    rows = read(tmp_path / "out")
+    rows = read_rows(tmp_path / "out")
     assert [row["row"] for row in rows] == list(range(1, 31))
     lines = [json.loads(line) for line in pairs.read_text().splitlines()]
     for row, line in zip(rows, lines, strict=True):
         why = explainer.explain(line["text_a"], line["text_b"])
         assert row["score"] == pytest.approx(why.score, abs=1e-6)
         assert row["error"] <= 1e-3
+        assert row["entry_error"] == pytest.approx(why.entry_error, rel=0.5, abs=1e-4)
         assert tuple(row["tokens_a"]) == why.tokens_a
         np.testing.assert_allclose(row["matrix"], why.matrix, atol=1e-5)
         assert len(row["top"]) == 3
@@ -69,15 +55,15 @@ def test_rows_are_what_explain_gives(explainer, tmp_path):
 
 def test_each_text_is_decomposed_once(explainer, tmp_path, decomposed):
     pairs = write_pairs(tmp_path / "pairs.jsonl", 40)
-    batch.run(pairs, tmp_path / "out", explainer, window=4)
+    batch.run_batch(pairs, tmp_path / "out", explainer, window=4)
     lines = [json.loads(line) for line in pairs.read_text().splitlines()]
     assert sorted(decomposed) == sorted({text for line in lines for text in line.values()})
 
 
 def test_words(explainer, tmp_path):
     (tmp_path / "p.csv").write_text("text_a,text_b\nThe coffee is unbelievably bad.,bad coffee\n")
-    batch.run(tmp_path / "p.csv", tmp_path / "out", explainer, words=True)
-    (row,) = read(tmp_path / "out")
+    batch.run_batch(tmp_path / "p.csv", tmp_path / "out", explainer, words=True)
+    (row,) = read_rows(tmp_path / "out")
     assert "unbelievably" in row["tokens_a"]
     assert np.shape(row["matrix"]) == (len(row["tokens_a"]), len(row["tokens_b"]))
 
@@ -93,12 +79,12 @@ def test_bad_rows_go_to_a_table_of_their_own(explainer, tmp_path):
         '{"text_a": " ", "text_b": "d"}',
     ]
     (tmp_path / "p.jsonl").write_text("\n".join(lines))
-    found = batch.run(tmp_path / "p.jsonl", tmp_path / "out", explainer)
-    assert (found.done, found.bad) == (7, 5)
-    assert [row["row"] for row in read(tmp_path / "out")] == [1, 6]
+    progress = batch.run_batch(tmp_path / "p.jsonl", tmp_path / "out", explainer)
+    assert (progress.done, progress.bad) == (7, 5)
+    assert [row["row"] for row in read_rows(tmp_path / "out")] == [1, 6]
     bad = pq.read_table(tmp_path / "out.job/errors").to_pylist()
     assert [row["row"] for row in bad] == [2, 3, 4, 5, 7]
-    assert bad[0]["reason"] == "text_a is no text: 3"
+    assert bad[0]["reason"] == "text_a is not a text: 3"
     assert bad[1]["reason"].startswith("it is not JSON")
     assert bad[2]["reason"] == "text_b is missing"
     assert json.loads(bad[2]["content"]) == {"text_a": "a"}
@@ -125,10 +111,10 @@ def test_a_row_that_cannot_be_explained_does_not_take_others_with_it(explainer, 
         return original(self, inputs, *args, **kwargs)
 
     monkeypatch.setattr(Explainer, "decompose", decompose)
-    found = batch.run(pairs, tmp_path / "out", explainer)
+    progress = batch.run_batch(pairs, tmp_path / "out", explainer)
     lines = [json.loads(line)["text_b"] for line in pairs.read_text().splitlines()]
-    assert found.bad == lines.count(victim)
-    assert len(read(tmp_path / "out")) == 20 - found.bad
+    assert progress.bad == lines.count(victim)
+    assert len(read_rows(tmp_path / "out")) == 20 - progress.bad
 
 
 def test_a_fault_of_the_engine_is_no_fault_of_a_row(explainer, tmp_path, monkeypatch):
@@ -138,8 +124,8 @@ def test_a_fault_of_the_engine_is_no_fault_of_a_row(explainer, tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(Explainer, "decompose", decompose)
         with pytest.raises(RuntimeError, match="device-side assert"):
-            batch.run(write_pairs(tmp_path / "p.jsonl", 20), tmp_path / "out", explainer)
-    assert batch.run(tmp_path / "p.jsonl", tmp_path / "out", explainer).done == 20
+            batch.run_batch(write_pairs(tmp_path / "p.jsonl", 20), tmp_path / "out", explainer)
+    assert batch.run_batch(tmp_path / "p.jsonl", tmp_path / "out", explainer).done == 20
 
 
 @pytest.mark.parametrize("good", [12, 0])
@@ -148,8 +134,8 @@ def test_the_dataset_is_read_by_everyone(explainer, tmp_path, good):
     with pairs.open("a") as file:
         file.write('{"text_a": "a", "text_b": null}\n')
     out = tmp_path / "out"
-    batch.run(pairs, out, explainer)
-    scores = [row["score"] for row in read(out)]
+    batch.run_batch(pairs, out, explainer)
+    scores = [row["score"] for row in read_rows(out)]
     assert len(scores) == good
     pandas = pytest.importorskip("pandas")
     assert pandas.read_parquet(out)["score"].tolist() == scores
@@ -164,27 +150,27 @@ def test_the_dataset_is_read_by_everyone(explainer, tmp_path, good):
 
 def test_a_file_without_rows_is_a_dataset_without_rows(explainer, tmp_path):
     (tmp_path / "p.csv").write_text("text_a,text_b\n")
-    assert batch.run(tmp_path / "p.csv", tmp_path / "out", explainer) == batch.Progress(0, 0, 0)
-    assert pq.read_table(tmp_path / "out").schema.names == batch.SCHEMA.names
+    assert batch.run_batch(tmp_path / "p.csv", tmp_path / "out", explainer) == batch.Progress(0, 0, 0)
+    assert pq.read_table(tmp_path / "out").schema.names == ROWS.names
 
 
 def test_windows_are_no_longer_than_a_person_waits(explainer, tmp_path, monkeypatch):
-    from whymatch import engines
+    from whymatch.corpus import local
 
     pairs = write_pairs(tmp_path / "p.jsonl", 60)
     sizes = []
-    monkeypatch.setattr(engines, "WINDOW_SECONDS", 1e9)
-    batch.run(pairs, tmp_path / "fast", explainer, window=32, watch=lambda progress: sizes.append(progress.done))
+    monkeypatch.setattr(local, "WINDOW_SECONDS", 1e9)
+    batch.run_batch(pairs, tmp_path / "fast", explainer, window=32, watch=lambda progress: sizes.append(progress.done))
     assert sizes == [8, 24, 56, 60]
-    monkeypatch.setattr(engines, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(local, "WINDOW_SECONDS", 0.0)
     sizes.clear()
-    batch.run(pairs, tmp_path / "slow", explainer, watch=lambda progress: sizes.append(progress.done))
+    batch.run_batch(pairs, tmp_path / "slow", explainer, watch=lambda progress: sizes.append(progress.done))
     assert sizes[:3] == [8, 9, 10]
 
 
 def test_parts_are_written_before_they_are_large(explainer, tmp_path, monkeypatch):
     monkeypatch.setattr(batch, "PART_BYTES", 1)
-    batch.run(write_pairs(tmp_path / "p.jsonl", 24), tmp_path / "out", explainer, window=8)
+    batch.run_batch(write_pairs(tmp_path / "p.jsonl", 24), tmp_path / "out", explainer, window=8)
     names = sorted(file.name for file in (tmp_path / "out").iterdir())
     assert names == ["part-000000000.parquet", "part-000000008.parquet", "part-000000016.parquet"]
 
@@ -192,7 +178,7 @@ def test_parts_are_written_before_they_are_large(explainer, tmp_path, monkeypatc
 COMMAND = """
 import sys, torch
 torch.set_num_threads(1)
-from whymatch import batch
+from whymatch.corpus import batch
 batch.PART_SECONDS, batch.PART_ROWS = 0.1, 24
 from whymatch.cli import main
 sys.argv = ["whymatch", *sys.argv[1:]]
@@ -210,47 +196,47 @@ def start(*args: str) -> subprocess.Popen:
     )
 
 
-def test_killed_twenty_times_it_ends_with_every_row_once(tmp_path, explainer, monkeypatch):
+def test_killed_ten_times_it_ends_with_every_row_once(tmp_path, explainer, monkeypatch):
     """SIGKILL at random moments of a real job, in forked children so that no time is lost in imports."""
     monkeypatch.setattr(batch, "PART_SECONDS", 0.0)
-    pairs = write_pairs(tmp_path / "p.jsonl", 400)
+    pairs = write_pairs(tmp_path / "p.jsonl", 200)
     with pairs.open("a") as file:
         file.write("not json\n")
     out = tmp_path / "out"
     rng = random.Random(0)
     killed = 0
     explainer.explain("a", "b")
-    while killed < 20:
+    while killed < 10:
         child = os.fork()
         if child == 0:  # pragma: no cover: it is killed
             try:
-                batch.run(pairs, out, explainer, window=4, resume=True)
+                batch.run_batch(pairs, out, explainer, window=4, resume=True)
             finally:
                 os._exit(0)
-        time.sleep(rng.uniform(0.0, 0.25))
+        time.sleep(rng.uniform(0.0, 0.2))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             break
         killed += 1
-    assert killed >= 20
+    assert killed >= 10
     parts = json.loads((tmp_path / "out.job/job.json").read_text())["parts"]
-    assert sum(part["rows"] for part in parts) < 401  # otherwise nothing was tested
-    found = batch.run(pairs, out, explainer, window=4, resume=True)
-    assert found.done == 401
-    rows = read(out)
-    assert [row["row"] for row in rows] == list(range(1, 401))
-    assert [row["row"] for row in pq.read_table(tmp_path / "out.job/errors").to_pylist()] == [401]
+    assert sum(part["rows"] for part in parts) < 201  # otherwise nothing was tested
+    progress = batch.run_batch(pairs, out, explainer, window=4, resume=True)
+    assert progress.done == 201
+    rows = read_rows(out)
+    assert [row["row"] for row in rows] == list(range(1, 201))
+    assert [row["row"] for row in pq.read_table(tmp_path / "out.job/errors").to_pylist()] == [201]
     whole = tmp_path / "whole"
-    batch.run(pairs, whole, explainer)
-    for one, other in zip(rows, read(whole), strict=True):
-        assert one["score"] == pytest.approx(other["score"], abs=1e-6)
-        np.testing.assert_allclose(one["matrix"], other["matrix"], atol=1e-5)
+    batch.run_batch(pairs, whole, explainer)
+    for row, expected in zip(rows, read_rows(whole), strict=True):
+        assert row["score"] == pytest.approx(expected["score"], abs=1e-6)
+        np.testing.assert_allclose(row["matrix"], expected["matrix"], atol=1e-5)
     assert all(file.suffix == ".parquet" for file in out.iterdir())
     assert sorted(file.name for file in (tmp_path / "out.job").iterdir()) == [".lock", "errors", "job.json"]
 
 
-def test_the_command_killed_and_resumed(tmp_path, folders):
+def test_the_command_killed_and_resumed(tmp_path, folders, whymatch):
     pairs = write_pairs(tmp_path / "p.jsonl", 300)
     options = [pairs, tmp_path / "out", "--model", folders("bert"), "--layer", "-1", "--batch-size", "8"]
     process = start(*options)
@@ -261,16 +247,13 @@ def test_the_command_killed_and_resumed(tmp_path, folders):
             break
         time.sleep(0.01)
     process.communicate()
-    again = start(*options)
-    _, err = again.communicate()
-    assert again.returncode == 2
+    here = ["batch", *map(str, options)]
+    _, err = whymatch(*here, code=2, model=False)
     assert "holds this job already" in err
-    last = start(*options, "--resume")
-    out, err = last.communicate()
-    assert last.returncode == 0, err
+    out, _ = whymatch(*here, "--resume", model=False)
     assert "columns text_a, text_b of" in out
     assert "written: 300 rows" in out
-    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 301))
+    assert [row["row"] for row in read_rows(tmp_path / "out")] == list(range(1, 301))
 
 
 def test_two_processes_on_one_folder(tmp_path, explainer):
@@ -286,17 +269,17 @@ def test_two_processes_on_one_folder(tmp_path, explainer):
                 os.read(end[0], 1)
 
         try:
-            batch.run(pairs, tmp_path / "out", explainer, window=8, watch=wait)
+            batch.run_batch(pairs, tmp_path / "out", explainer, window=8, watch=wait)
         finally:
             os._exit(0)
     os.read(begin[0], 1)
     with pytest.raises(BlockingIOError, match=r"another process is writing to .*out.job'; wait for it to end"):
-        batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True)
+        batch.run_batch(pairs, tmp_path / "out", explainer, window=8, resume=True)
     os.write(end[1], b".")
     assert os.waitpid(child, 0)[1] == 0
-    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 61))
+    assert [row["row"] for row in read_rows(tmp_path / "out")] == list(range(1, 61))
     with pytest.raises(FileExistsError, match="holds this job already, 60 rows of it"):
-        batch.run(pairs, tmp_path / "out", explainer)
+        batch.run_batch(pairs, tmp_path / "out", explainer)
     for descriptor in (*begin, *end):
         os.close(descriptor)
 
@@ -304,31 +287,31 @@ def test_two_processes_on_one_folder(tmp_path, explainer):
 def test_folders_that_belong_to_something_else(tmp_path, explainer, folders):
     pairs = write_pairs(tmp_path / "p.jsonl", 5)
     out = tmp_path / "out"
-    batch.run(pairs, out, explainer)
+    batch.run_batch(pairs, out, explainer)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     for change, message in (
         ({"top": 3}, "top was 10, is 3"),
         ({"words": True}, "words was False, is True"),
     ):
         with pytest.raises(ValueError, match=f"belongs to another job: {message}"):
-            batch.run(pairs, out, explainer, resume=True, **change)
+            batch.run_batch(pairs, out, explainer, resume=True, **change)
     with pytest.raises(ValueError, match=r"belongs to another job: layer was 3, is 1. Name another folder"):
-        batch.run(pairs, out, Explainer(folders("bert"), layer=1), resume=True)
+        batch.run_batch(pairs, out, Explainer(folders("bert"), layer=1), resume=True)
     with pytest.raises(ValueError, match=r"belongs to another job: .*identity was"):
-        batch.run(pairs, out, Explainer(folders("mpnet"), layer=-1), resume=True)
+        batch.run_batch(pairs, out, Explainer(folders("mpnet"), layer=-1), resume=True)
     with pytest.raises(ValueError, match=r"belongs to another job: tolerance was 0.001, is 0.002"):
-        batch.run(pairs, out, Explainer(folders("bert"), layer=-1, tolerance=2e-3), resume=True)
+        batch.run_batch(pairs, out, Explainer(folders("bert"), layer=-1, tolerance=2e-3), resume=True)
     with pytest.raises(FileExistsError, match="holds this job already, 5 rows of it; go on with --resume"):
-        batch.run(pairs, out, explainer)
+        batch.run_batch(pairs, out, explainer)
     assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     other = write_pairs(tmp_path / "other.jsonl", 6)
     with pytest.raises(ValueError, match="belongs to another job: content was"):
-        batch.run(other, out, explainer, resume=True)
-    assert batch.run(pairs, out, explainer, resume=True).done == 5
+        batch.run_batch(other, out, explainer, resume=True)
+    assert batch.run_batch(pairs, out, explainer, resume=True).done == 5
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.tex").write_text("")
     with pytest.raises(FileExistsError, match=r"is not empty \(thesis.tex\), and holds no job"):
-        batch.run(pairs, tmp_path / "full", explainer)
+        batch.run_batch(pairs, tmp_path / "full", explainer)
 
 
 def test_nothing_of_others_is_touched(tmp_path, explainer):
@@ -338,12 +321,12 @@ def test_nothing_of_others_is_touched(tmp_path, explainer):
     thesis = tmp_path / "out.job/errors/thesis.tex"
     thesis.write_text("mine")
     with pytest.raises(FileExistsError, match=r"out.job' is not empty \(errors\), and holds no job"):
-        batch.run(pairs, tmp_path / "out", explainer)
+        batch.run_batch(pairs, tmp_path / "out", explainer)
     assert thesis.read_text() == "mine"
     (tmp_path / ".notes.tmp").write_text("mine")
-    left = tmp_path / f".part.parquet.1.2{ASIDE}"
+    left = tmp_path / f".part.parquet.1.2{UNFINISHED}"
     left.write_text("what a process that died was writing")
-    with held(tmp_path):
+    with lock_folder(tmp_path):
         assert (tmp_path / ".notes.tmp").exists()
         assert not left.exists()
 
@@ -353,10 +336,10 @@ def test_a_dataset_that_was_thrown_away_is_begun_anew(tmp_path, explainer, folde
     with pairs.open("a") as file:
         file.write("not json\n")
     out = tmp_path / "out"
-    batch.run(pairs, out, explainer)
+    batch.run_batch(pairs, out, explainer)
     shutil.rmtree(out)
-    found = batch.run(pairs, out, Explainer(folders("bert"), layer=1))
-    assert (found.done, found.bad) == (6, 1)
+    progress = batch.run_batch(pairs, out, Explainer(folders("bert"), layer=1))
+    assert (progress.done, progress.bad) == (6, 1)
     assert pq.read_table(tmp_path / "out.job/errors").num_rows == 1
 
 
@@ -377,10 +360,10 @@ def test_what_is_damaged_is_done_again_and_nothing_else(tmp_path, explainer, int
     else:
         part.write_bytes(whole[:-10] if damage == "cut" else b"\0" * len(whole))
     decomposed.clear()
-    with pytest.warns(UserWarning, match=r"part-000000000.parquet of .*out' cannot be read; 8 rows are done again"):
-        found = batch.run(pairs, out, explainer, window=8, resume=True)
-    assert (found.done, found.bad) == (40, 1)
-    assert sorted(row["row"] for row in read(out)) == [i for i in range(1, 41) if i != 4]
+    with pytest.warns(UserWarning, match=r"part-000000000.parquet of .*out' is damaged or missing; 8 rows"):
+        progress = batch.run_batch(pairs, out, explainer, window=8, resume=True)
+    assert (progress.done, progress.bad) == (40, 1)
+    assert sorted(row["row"] for row in read_rows(out)) == [i for i in range(1, 41) if i != 4]
     second = {text for line in lines[8:16] for text in json.loads(line).values()}
     others = {text for i, line in enumerate(lines) if i != 3 and not 8 <= i < 16 for text in json.loads(line).values()}
     assert not set(decomposed) & (second - others)
@@ -405,13 +388,13 @@ def test_a_damaged_record_is_refused(tmp_path, explainer, interrupted, message, 
     interrupted(pairs, out, explainer, 8)
     record = json.loads(path.read_text())
     damage(record)
-    path.write_text(json.dumps(record))
+    write_manifest(path, record)
     with pytest.raises(ValueError, match=message):
-        batch.run(pairs, out, explainer, resume=True)
+        batch.run_batch(pairs, out, explainer, resume=True)
     assert len(list(out.iterdir())) == 2
     path.write_text("{")
     with pytest.raises(ValueError, match=r"the record .*job.json' is damaged .*; name another folder"):
-        batch.run(pairs, out, explainer, resume=True)
+        batch.run_batch(pairs, out, explainer, resume=True)
 
 
 def test_a_part_that_the_record_forgot_is_done_again(tmp_path, explainer, interrupted):
@@ -420,9 +403,9 @@ def test_a_part_that_the_record_forgot_is_done_again(tmp_path, explainer, interr
     interrupted(pairs, out, explainer, 8)
     record = json.loads(path.read_text())
     del record["parts"][0]
-    path.write_text(json.dumps(record))
-    assert batch.run(pairs, out, explainer, window=8, resume=True).done == 40
-    assert [row["row"] for row in read(out)] == list(range(1, 41))
+    write_manifest(path, record)
+    assert batch.run_batch(pairs, out, explainer, window=8, resume=True).done == 40
+    assert [row["row"] for row in read_rows(out)] == list(range(1, 41))
 
 
 def test_a_full_disk_loses_nothing(tmp_path, explainer, monkeypatch):
@@ -439,39 +422,39 @@ def test_a_full_disk_loses_nothing(tmp_path, explainer, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(table, where, **options)
 
-    monkeypatch.setattr(batch.pq, "write_table", full)
-    with pytest.raises(OSError, match=r"the disk is full: what is done in .* is safe; make room, then go on with it"):
-        batch.run(pairs, tmp_path / "out", explainer, window=8)
-    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 17))
-    batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True)
-    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 41))
+    monkeypatch.setattr(records.pq, "write_table", full)
+    with pytest.raises(OSError, match=r"the disk is full: what is done in .* is safe; free some space, then resume"):
+        batch.run_batch(pairs, tmp_path / "out", explainer, window=8)
+    assert [row["row"] for row in read_rows(tmp_path / "out")] == list(range(1, 17))
+    batch.run_batch(pairs, tmp_path / "out", explainer, window=8, resume=True)
+    assert [row["row"] for row in read_rows(tmp_path / "out")] == list(range(1, 41))
 
 
 def test_an_unwritable_folder(tmp_path, explainer, monkeypatch):
     (tmp_path / "file").write_text("")
     pairs = write_pairs(tmp_path / "p.jsonl", 2)
     with pytest.raises(OSError, match=r"cannot write to .*file/out': Not a directory"):
-        batch.run(pairs, tmp_path / "file/out", explainer)
+        batch.run_batch(pairs, tmp_path / "file/out", explainer)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     with pytest.raises(PermissionError, match=r"cannot write to .*out': the folder is not writable"):
-        batch.run(pairs, tmp_path / "out", explainer)
+        batch.run_batch(pairs, tmp_path / "out", explainer)
 
 
 def test_a_disk_of_its_own_is_refused(tmp_path, explainer, monkeypatch):
     other = Path("/proc")
     if other.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is no other disk here")
-    monkeypatch.setattr(batch, "beside", lambda _: other / "out.job")
-    with pytest.raises(ValueError, match=r"out' is a disk of its own, and what is beside it is on another"):
-        batch.run(write_pairs(tmp_path / "p.jsonl", 2), tmp_path / "out", explainer)
+    monkeypatch.setattr(batch, "job_folder", lambda _: other / "out.job")
+    with pytest.raises(ValueError, match=r"out' is a disk of its own, and its job's folder is on another"):
+        batch.run_batch(write_pairs(tmp_path / "p.jsonl", 2), tmp_path / "out", explainer)
 
 
 def test_what_a_job_could_not_take_up_again_is_refused(tmp_path, load):
     pairs = write_pairs(tmp_path / "p.jsonl", 2)
     with pytest.raises(ValueError, match="a batch cannot remember a reference that is a function, zero"):
-        batch.run(pairs, tmp_path / "out", Explainer(load(), reference=zero))
+        batch.run_batch(pairs, tmp_path / "out", Explainer(load(), reference=zero))
     with pytest.raises(ValueError, match="a batch is of tokens, not of groups='words'"):
-        batch.run(pairs, tmp_path / "out", Explainer(load(), groups="words"))
+        batch.run_batch(pairs, tmp_path / "out", Explainer(load(), groups="words"))
     assert not (tmp_path / "out").exists()
 
 
@@ -485,9 +468,9 @@ def test_damaged_leftovers_of_texts_are_made_again(tmp_path, explainer, interrup
     interrupted(pairs, tmp_path / "out", explainer, 8)
     for shard in (tmp_path / "out.job/texts").rglob("*.arrow"):
         shard.write_bytes(b"damaged" if damage == "cut" else b"\0" * shard.stat().st_size)
-    found = batch.run(pairs, tmp_path / "out", explainer, window=8, resume=True)
-    assert (found.done, found.bad) == (40, 0)
-    assert [row["row"] for row in read(tmp_path / "out")] == list(range(1, 41))
+    progress = batch.run_batch(pairs, tmp_path / "out", explainer, window=8, resume=True)
+    assert (progress.done, progress.bad) == (40, 0)
+    assert [row["row"] for row in read_rows(tmp_path / "out")] == list(range(1, 41))
 
 
 def test_queries_and_documents_go_their_own_ways(tmp_path):
@@ -498,9 +481,120 @@ def test_queries_and_documents_go_their_own_ways(tmp_path):
     explainer = Explainer(model, layer=-1)
     texts = [("bad coffee", "good bread"), ("good bread", "bad coffee"), ("bad coffee", "bad coffee")]
     (tmp_path / "p.csv").write_text("text_a,text_b\n" + "".join(f"{a},{b}\n" for a, b in texts))
-    batch.run(tmp_path / "p.csv", tmp_path / "out", explainer, window=1)
-    for row, pair in zip(read(tmp_path / "out"), texts, strict=True):
+    batch.run_batch(tmp_path / "p.csv", tmp_path / "out", explainer, window=1)
+    for row, pair in zip(read_rows(tmp_path / "out"), texts, strict=True):
         why = explainer.explain(*pair)
         assert row["score"] == pytest.approx(why.score, abs=1e-6)
         assert (tuple(row["tokens_a"]), tuple(row["tokens_b"])) == (why.tokens_a, why.tokens_b)
         np.testing.assert_allclose(row["matrix"], why.matrix, atol=1e-5)
+
+
+def test_prompts_are_the_models_own_and_belong_to_the_job(tmp_path):
+    import zoo
+
+    explainer = Explainer(str(zoo.prompted(tmp_path)), layer=-1)
+    model = explainer.model
+    (tmp_path / "p.csv").write_text("query,document\nbad coffee,good bread\ngood bread,bad coffee\n")
+    batch.run_batch(tmp_path / "p.csv", tmp_path / "out", explainer)
+    for row in read_rows(tmp_path / "out"):
+        own = model.similarity(model.encode_query(row["text_a"]), model.encode_document(row["text_b"]))
+        assert row["score"] == pytest.approx(float(own), abs=1e-6)
+    with pytest.raises(ValueError, match="belongs to another job: readings was"):
+        batch.run_batch(tmp_path / "p.csv", tmp_path / "out", explainer, resume=True, prompt_name="other")
+
+
+def expected_rows(pairs, explainer):
+    for line in pairs.read_text().splitlines():
+        pair = json.loads(line)
+        yield explainer.explain(pair["text_a"], pair["text_b"])
+
+
+@pytest.mark.parametrize("left", ["parts", "texts only"])
+def test_stored_texts_of_another_layer_are_not_used(tmp_path, explainer, interrupted, left):
+    pairs = write_pairs(tmp_path / "p.jsonl", 20)
+    out = tmp_path / "out"
+    interrupted(pairs, out, explainer, 8)
+    assert list((tmp_path / "out.job/texts").rglob("*.arrow"))
+    shutil.rmtree(out)
+    if left == "texts only":  # as after a kill before the first part
+        out.mkdir()
+    other = explainer.at_layer(1)
+    batch.run_batch(pairs, out, other, window=8)
+    batch.run_batch(pairs, tmp_path / "fresh", other, window=8)
+    for row, fresh in zip(read_rows(out), read_rows(tmp_path / "fresh"), strict=True):
+        np.testing.assert_allclose(row["matrix"], fresh["matrix"], atol=1e-6)
+
+
+def test_stored_texts_of_other_weights_are_not_used(tmp_path, interrupted, folders, decomposed):
+    """A model that was trained further in the same folder."""
+    from sentence_transformers import SentenceTransformer
+
+    place = str(shutil.copytree(folders("bert"), tmp_path / "model"))
+    pairs = write_pairs(tmp_path / "p.jsonl", 20)
+    interrupted(pairs, tmp_path / "out", Explainer(place, layer=-1), 8)
+    model = SentenceTransformer(place, device="cpu")
+    model[0].auto_model.embeddings.word_embeddings.weight.data *= 1.5
+    model.save(place)
+    shutil.rmtree(tmp_path / "out")
+    decomposed.clear()
+    explainer = Explainer(place, layer=-1)
+    batch.run_batch(pairs, tmp_path / "out", explainer, window=8)
+    lines = [json.loads(line) for line in pairs.read_text().splitlines()]
+    assert sorted(decomposed) == sorted({text for line in lines for text in line.values()})
+    for row, why in zip(read_rows(tmp_path / "out"), expected_rows(pairs, explainer), strict=True):
+        assert row["score"] == pytest.approx(why.score, abs=1e-6)
+
+
+def test_stored_texts_of_the_same_job_are_used(tmp_path, explainer, interrupted, decomposed):
+    pairs = write_pairs(tmp_path / "p.jsonl", 24, repeat=24)  # the first text of all rows is the same
+    interrupted(pairs, tmp_path / "out", explainer, 8)
+    decomposed.clear()
+    batch.run_batch(pairs, tmp_path / "out", explainer, window=8, resume=True)
+    assert json.loads(pairs.read_text().splitlines()[0])["text_a"] not in decomposed
+
+
+def test_a_file_is_read_once_and_then_from_where_rows_are_missing(tmp_path, explainer, interrupted, monkeypatch):
+    from whymatch.corpus import tables
+
+    pairs = write_pairs(tmp_path / "p.jsonl", 60)
+    interrupted(pairs, tmp_path / "out", explainer, 8)
+    monkeypatch.setattr(tables, "MARK_EVERY", 4)
+    decode, read = tables._decode_lines, []
+
+    def count(*args):
+        for line in decode(*args):
+            read.append(line)
+            yield line
+
+    monkeypatch.setattr(tables, "_decode_lines", count)
+    batch.run_batch(pairs, tmp_path / "out", explainer, window=8, resume=True)
+    assert len(read) <= 60 + 60 + (60 - 16) + 4  # its columns (no more than 100 lines), the scan, the missing rows
+
+
+def test_broken_quotation_marks_are_counted(tmp_path, whymatch):
+    file = tmp_path / "p.csv"
+    file.write_text('text_a,text_b\nx,"open\nbad coffee,bread\ngood,coffee\nx,"open again\nman,dog\n')
+    out, _ = whymatch("batch", str(file), str(tmp_path / "out"), "--layer", "-1")
+    assert f"written: 3 rows to {tmp_path / 'out'}; 2 bad rows, listed in {tmp_path / 'out.job/errors'}" in out.replace(
+        "\n", ""
+    )
+    assert [row["row"] for row in read_rows(tmp_path / "out")] == [3, 4, 6]
+    assert [row["row"] for row in read_rows(tmp_path / "out.job/errors")] == [2, 5]
+
+
+def test_no_progress_is_shown_before_an_error(tmp_path, whymatch):
+    pairs = write_pairs(tmp_path / "p.jsonl", 3)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.tex").write_text("")
+    _, err = whymatch("batch", str(pairs), str(tmp_path / "full"), code=2)
+    assert err.startswith("whymatch: ")
+    assert err.count("\n") == 1
+
+
+def test_nothing_in_a_file_steers_the_terminal(tmp_path, whymatch):
+    file = tmp_path / "p.csv"
+    file.write_text("\x1b[31mtext_a,text_b\na,b\n")
+    options = ["--columns", "\x1b[31mtext_a,text_b", "--layer", "-1"]
+    out, err = whymatch("batch", str(file), str(tmp_path / "out"), *options)
+    assert "\x1b[31m" not in out + err
+    assert "columns '\\x1b[31mtext_a', text_b of p.csv" in out

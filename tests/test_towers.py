@@ -128,11 +128,11 @@ def picture(seed: int, size=(48, 40)):
 
 @pytest.mark.parametrize("layer", [0, 1, 2, -1])
 def test_text_and_picture(sighted, layer):
-    one = picture(0)
-    before = sighted.encode([one])
-    why = Explainer(sighted, layer=layer, tolerance=1e-6).explain("bad coffee", one)
+    image = picture(0)
+    before = sighted.encode([image])
+    why = Explainer(sighted, layer=layer, tolerance=1e-6).explain("bad coffee", image)
     assert why.score == pytest.approx(
-        float(sighted.similarity(sighted.encode("bad coffee"), sighted.encode(one))), abs=1e-6
+        float(sighted.similarity(sighted.encode("bad coffee"), sighted.encode(image))), abs=1e-6
     )
     assert why.error <= 1e-5
     patches = [i for i, kind in enumerate(why.kinds_b) if kind == "patch"]
@@ -142,18 +142,20 @@ def test_text_and_picture(sighted, layer):
     assert why.boxes_a is None
     assert why.tokens_b[patches[0]] == "0,0"
     assert why.tokens_b[-1] == "3,3"
-    assert (sighted.encode([one]) == before).all()
+    assert (sighted.encode([image]) == before).all()
 
 
 def test_pictures_with_each_other(sighted):
-    one, other = picture(0), picture(1)
-    why = Explainer(sighted, layer=1, tolerance=1e-6).explain(one, other)
+    image, second = picture(0), picture(1)
+    why = Explainer(sighted, layer=1, tolerance=1e-6).explain(image, second)
     assert why.error <= 1e-5
-    assert why.score == pytest.approx(float(sighted.similarity(sighted.encode(one), sighted.encode(other))), abs=1e-6)
+    assert why.score == pytest.approx(
+        float(sighted.similarity(sighted.encode(image), sighted.encode(second))), abs=1e-6
+    )
     assert why.words().matrix.shape == why.matrix.shape
     again = type(why).from_dict(why.to_dict())
     assert again.boxes_a == why.boxes_a
-    (dec,) = Explainer(sighted, layer=1).decompose([one])
+    (dec,) = Explainer(sighted, layer=1).decompose([image])
     assert dec.contributions.shape[0] == len(why.tokens_a)
 
 
@@ -215,14 +217,14 @@ def test_an_adjusted_model_of_texts_and_pictures(sighted):
     from whymatch.training import adjust
 
     # CLIP ends a text with its padding token, and finds the end by it: there it is no reference.
-    adjusted, one = adjust(sighted, reference="coffee"), picture(0)
-    why = Explainer(adjusted, layer=1, tolerance=1e-6, fold_reference=False).explain("bad coffee", one)
-    expected = adjusted.similarity(adjusted.encode("bad coffee"), adjusted.encode(one))
+    adjusted, image = adjust(sighted, reference="coffee"), picture(0)
+    why = Explainer(adjusted, layer=1, tolerance=1e-6, fold_reference=False).explain("bad coffee", image)
+    expected = adjusted.similarity(adjusted.encode("bad coffee"), adjusted.encode(image))
     assert why.score == pytest.approx(float(expected), abs=1e-6)
     assert why.error <= 1e-5
     assert max(np.abs(why.effects_a).max(), np.abs(why.effects_b).max(), abs(why.constant)) < 1e-6
     if type(sighted[0].auto_model).__name__ == "CLIPModel":
         with pytest.raises(TypeError, match="reads its reference at another place than the text"):
-            Explainer(adjust(sighted), layer=1).explain("bad coffee", one)
-    together = adjusted.encode([one, picture(1), picture(2)])
-    np.testing.assert_allclose(together[0], adjusted.encode(one), atol=1e-6)
+            Explainer(adjust(sighted), layer=1).explain("bad coffee", image)
+    together = adjusted.encode([image, picture(1), picture(2)])
+    np.testing.assert_allclose(together[0], adjusted.encode(image), atol=1e-6)

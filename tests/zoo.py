@@ -141,7 +141,131 @@ ARCHITECTURES: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
     "llama": ("llama", "LlamaConfig", "LlamaModel", CAUSAL, "lasttoken"),
 }
 
-CAUSAL_KINDS = ("qwen3", "gemma3", "mistral", "llama")
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SHARED_LATENTS = {
+    "first_k_dense_replace": 1,
+    "head_dim": 4,
+    "kv_lora_rank": 8,
+    "n_group": 2,
+    "n_routed_experts": 4,
+    "num_key_value_heads": 2,
+    "q_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "topk_group": 1,
+    "v_head_dim": 8,
+}
+
+# Tokens choose their experts: derivatives are right, but paths jump where another expert is chosen.
+MIXTURES: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
+    "qwen3-moe": ("qwen", "Qwen3MoeConfig", "Qwen3MoeModel", CAUSAL | EXPERTS, "lasttoken"),
+    "mixtral": ("llama", "MixtralConfig", "MixtralModel", CAUSAL | EXPERTS, "lasttoken"),
+    "gpt-oss": ("qwen", "GptOssConfig", "GptOssModel", CAUSAL | EXPERTS, "lasttoken"),
+    "deepseek-v3": ("llama", "DeepseekV3Config", "DeepseekV3Model", CAUSAL | EXPERTS | SHARED_LATENTS, "lasttoken"),
+}
+
+# Exact too, but rare: tested less.
+RARE: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
+    "big-bird": ("unigram", "BigBirdConfig", "BigBirdModel", SIZES | {"attention_type": "original_full"}, "mean"),
+    "camembert": ("unigram", "CamembertConfig", "CamembertModel", SIZES, "mean"),
+    "convbert": (
+        "wordpiece",
+        "ConvBertConfig",
+        "ConvBertModel",
+        SIZES | {"embedding_size": 16, "head_ratio": 1, "conv_kernel_size": 3},
+        "mean",
+    ),
+    "data2vec-text": ("bytes", "Data2VecTextConfig", "Data2VecTextModel", SIZES, "mean"),
+    "ernie": ("wordpiece", "ErnieConfig", "ErnieModel", SIZES, "cls"),
+    "eurobert": ("bytes", "EuroBertConfig", "EuroBertModel", CAUSAL, "mean"),
+    "fnet": ("unigram", "FNetConfig", "FNetModel", SIZES, "mean"),
+    "gemma2": (
+        "llama",
+        "Gemma2Config",
+        "Gemma2Model",
+        # Soft caps low enough to bend the attention scores.
+        CAUSAL | {"sliding_window": 4, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+        "mean",
+    ),
+    "gpt2": ("bytes", "GPT2Config", "GPT2Model", {"n_embd": 16, "n_layer": 3, "n_head": 2}, "lasttoken"),
+    "gte": ("wordpiece", "GteConfig", "GteModel", SIZES, "cls"),
+    "lfm2": (
+        "llama",
+        "Lfm2Config",
+        "Lfm2Model",
+        CAUSAL | {"layer_types": ["conv", "full_attention", "conv"]},
+        "lasttoken",
+    ),
+    "longformer": ("bytes", "LongformerConfig", "LongformerModel", SIZES | {"attention_window": 4}, "mean"),
+    "mamba": (
+        "qwen",
+        "MambaConfig",
+        "MambaModel",
+        {"hidden_size": 16, "num_hidden_layers": 3, "state_size": 4, "initializer_range": 0.2},
+        "lasttoken",
+    ),
+    "megatron-bert": ("wordpiece", "MegatronBertConfig", "MegatronBertModel", SIZES, "mean"),
+    "mpt": ("bytes", "MptConfig", "MptModel", {"d_model": 16, "n_layers": 3, "n_heads": 2}, "lasttoken"),
+    "nomic-bert": (
+        "wordpiece",
+        "NomicBertConfig",
+        "NomicBertModel",
+        SIZES | {"head_dim": 8, "num_key_value_heads": 2},
+        "mean",
+    ),
+    "olmo2": ("qwen", "Olmo2Config", "Olmo2Model", CAUSAL, "lasttoken"),
+    "phi3": ("llama", "Phi3Config", "Phi3Model", CAUSAL, "lasttoken"),
+    "qwen2": ("qwen", "Qwen2Config", "Qwen2Model", CAUSAL, "lasttoken"),
+    "roformer": ("wordpiece", "RoFormerConfig", "RoFormerModel", SIZES | {"embedding_size": 16}, "mean"),
+    "rembert": ("unigram", "RemBertConfig", "RemBertModel", SIZES | {"input_embedding_size": 8}, "mean"),
+}
+
+# Halves its texts from stage to stage; the tokens of a text are there only in the first.
+HALVING: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
+    "funnel": (
+        "wordpiece",
+        "FunnelConfig",
+        "FunnelModel",
+        {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "block_sizes": [1, 1, 1], "num_decoder_layers": 1},
+        "mean",
+    ),
+}
+
+# These cannot be explained below their output, or not at all.
+REFUSED: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
+    "bloom": ("llama", "BloomConfig", "BloomModel", {"hidden_size": 16, "n_layer": 3, "n_head": 2}, "lasttoken"),
+    "mra": ("bytes", "MraConfig", "MraModel", SIZES | {"block_per_row": 1}, "mean"),
+    "recurrent-gemma": (
+        "llama",
+        "RecurrentGemmaConfig",
+        "RecurrentGemmaModel",
+        CAUSAL | {"lru_width": 16, "attention_window_size": 8, "block_types": ["recurrent", "recurrent", "attention"]},
+        "lasttoken",
+    ),
+    "squeezebert": (
+        "wordpiece",
+        "SqueezeBertConfig",
+        "SqueezeBertModel",
+        SIZES
+        | {"embedding_size": 16}
+        | {f"{part}_groups": 2 for part in ("q", "k", "v", "intermediate", "output")}
+        | {"post_attention_groups": 1},
+        "mean",
+    ),
+    "xlnet": (
+        "unigram",
+        "XLNetConfig",
+        "XLNetModel",
+        {"d_model": 16, "n_layer": 3, "n_head": 2, "d_inner": 32},
+        "mean",
+    ),
+    "yoso": ("bytes", "YosoConfig", "YosoModel", SIZES | {"use_expectation": True}, "mean"),
+    "yoso-hash": ("bytes", "YosoConfig", "YosoModel", SIZES | {"use_expectation": False}, "mean"),
+}
+
+EVERY = ARCHITECTURES | MIXTURES | RARE | HALVING | REFUSED
+UNPOSITIONED = ("t5", "t5-relu", "xlnet")  # which have no table of positions
+CAUSAL_KINDS = ("qwen3", "gemma3", "mistral", "llama", *MIXTURES, *RARE, "bloom", "recurrent-gemma")
 RELU = ("t5-relu",)  # paths with kinks, where nodes gain little
 
 
@@ -149,10 +273,10 @@ def backbone(folder: Path, kind: str, length: int = 40, **changes: Any) -> Path:
     """The transformer alone, in a folder."""
     import transformers
 
-    name, config_name, model_name, sizes, _ = ARCHITECTURES[kind]
+    name, config_name, model_name, sizes, _ = EVERY[kind]
     tokenizer = build_tokenizer(name, length)
     torch.manual_seed(0)
-    positions = {} if kind.startswith("t5") else {"max_position_embeddings": length + 4}
+    positions = {} if kind in UNPOSITIONED else {"max_position_embeddings": length + 4}
     sizes = positions | sizes | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id} | changes
     if not kind.startswith("t5"):
         sizes.setdefault("initializer_range", 0.4)  # large enough for the path to be curved
@@ -187,13 +311,21 @@ def build(
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     transformer = Transformer(str(backbone(folder / "backbone", kind, length)))
-    pooled = Pooling(16, pooling or ARCHITECTURES[kind][4], **options.pop("pooling_options", {}))
+    pooled = Pooling(16, pooling or EVERY[kind][4], **options.pop("pooling_options", {}))
     modules = [transformer, pooled, *(between(pooled) if callable(between) else between)]
     model = SentenceTransformer(
         modules=modules + [Normalize()] * normalize, similarity_fn_name=similarity, device="cpu", **options
     )
     model.save(str(folder / "model"))
     return folder / "model"
+
+
+PROMPTS = {"query": "bread; ", "document": "this is ", "other": "the snowy "}
+
+
+def prompted(folder: Path, **options: Any) -> Path:
+    """The folder of a model that has prompts for queries and documents."""
+    return build(folder, prompts=PROMPTS, **options)
 
 
 def asymmetric(folder: Path) -> Any:

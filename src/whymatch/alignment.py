@@ -1,4 +1,4 @@
-"""The few links between two texts that a person would draw, from the matrix of all of them."""
+"""The few links between two texts that a person would draw, chosen from the whole matrix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAINT = 0.02
 
 @dataclass(frozen=True)
 class Alignment:
-    """Links, strongest first, and what share of the score they carry."""
+    """Links, strongest first, and the share of the score that they carry."""
 
     kind: str
     links: tuple[Pair, ...]
@@ -32,24 +32,30 @@ class Alignment:
 
 
 def align(why: Explanation, kind: Kind = "mutual") -> Alignment:
-    """Links between what the texts themselves say, template and prompt left out.
+    """Link what the texts themselves say; the model's template and prompt are left out.
 
-    ``"mutual"``: two entries that are each other's strongest. ``"assignment"``: each entry at most once, the largest
-    sum of all such choices. ``"flow"``: what each entry gives in total is moved to where it counts most, so one may
+    ``"mutual"``: two entries that are each other's strongest. ``"assignment"``: each entry at most once, chosen for
+    the largest sum. ``"flow"``: optimal transport of the rows' totals to the columns', so an entry may
     have several links.
     """
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r} is not known; choose {', '.join(map(repr, get_args(Kind)))}")
-    rows = [i for i, each in enumerate(why.kinds_a) if each not in ("special", "prompt")]
-    columns = [j for j, each in enumerate(why.kinds_b) if each not in ("special", "prompt")]
+    rows, columns = why.a.content, why.b.content
     part = np.maximum(why.matrix[np.ix_(rows, columns)], 0)
     if part.size == 0 or not part.any():
         return Alignment(kind, (), 0.0)
-    chosen = {"mutual": _mutual, "assignment": _assignment, "flow": _flow}[kind](part)
-    places = [(rows[i], columns[j]) for i, j in zip(*np.nonzero(chosen & (part > FAINT * part.max())), strict=True)]
+    places = [(rows[i], columns[j]) for i, j in zip(*np.nonzero(link(part, kind)), strict=True)]
     links = sorted((why.entry(i, j) for i, j in places), key=lambda link: -link.value)
     share = sum(link.value for link in links) / why.score if why.score else 0.0
     return Alignment(kind, tuple(links), share)
+
+
+def link(part: Floats, kind: str) -> np.ndarray:
+    """Mark the links in a matrix that is not negative; see :func:`align`."""
+    if part.size == 0 or not part.any():
+        return np.zeros(part.shape, dtype=bool)
+    chosen: np.ndarray = {"mutual": _mutual, "assignment": _assignment, "flow": _flow}[kind](part)
+    return np.asarray(chosen & (part > FAINT * part.max()))
 
 
 def _mutual(part: Floats) -> np.ndarray:
@@ -66,7 +72,7 @@ def _assignment(part: Floats) -> np.ndarray:
 
 
 def _flow(part: Floats) -> np.ndarray:
-    """Optimal transport of the rows' sums to the columns', with a link's value as what it is worth."""
+    """Transport the rows' sums to the columns' at the highest total value."""
     from scipy.optimize import linprog
     from scipy.sparse import eye_array, kron, vstack
 
@@ -74,7 +80,7 @@ def _flow(part: Floats) -> np.ndarray:
     give, take = part.sum(1), part.sum(0)
     leave = kron(eye_array(rows), np.ones((1, columns)))
     arrive = kron(np.ones((1, rows)), eye_array(columns))
-    # One condition follows from the others; left in, rounding could make them contradict each other.
+    # One condition follows from the others. It is left out, since rounding could make them contradict each other.
     conditions = vstack([leave, arrive]).tocsr()[:-1]
     solved = linprog(-part.ravel(), A_eq=conditions, b_eq=np.concatenate([give, take])[:-1], method="highs")
     if not solved.success:

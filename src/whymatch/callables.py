@@ -1,4 +1,4 @@
-"""Any differentiable encoder: a function from tensors to embeddings, without tokens or a model's name."""
+"""Decompose any differentiable encoder: a function from tensors to embeddings, with no tokenizer and no model name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from whymatch.bucket import Bucket
-from whymatch.decomposition import Decomposition, check_settings, warn_missed
-from whymatch.jacobian import Paths, differentiable
+from whymatch.decomposition import Decomposition
+from whymatch.inputs import Source
+from whymatch.integrate import Integral
+from whymatch.jacobian import Paths, plain_attention
+from whymatch.method import decompose
+from whymatch.settings import check_settings, warn_missed
+from whymatch.sides import Side
 
 
 def decompose_callable(
@@ -29,16 +33,17 @@ def decompose_callable(
     tolerance: float = 1e-3,
     batch_size: int = 256,
 ) -> Decomposition:
-    """The embedding of one input as a sum over groups of its numbers; :meth:`Explainer.pair` takes two of them.
+    """Write the embedding of one input as a sum over groups of its numbers; :meth:`Explainer.pair` combines two.
 
     Args:
-        encode: from a batch (points, *shape) to embeddings (points, dimensions), each from its own point alone.
-        x: one input, of any shape, without an axis for a batch.
+        encode: maps a batch (points, *shape) to embeddings (points, dimensions), each computed from its own point only.
+        x: one input of any shape, without a batch axis.
         reference: what stands for nothing, of the same shape.
         groups: the number of the group of each cell, from 0; −1 for cells that belong to none, which must not differ
-            from the reference. Its shape is that of x, or of x's first axes. None: each entry of the first axis is one.
+            from the reference. Its shape is that of x, or of x's first axes. None makes each entry of the first axis
+            a group.
         labels: what to call the groups.
-        name: what to call the encoder; two decompositions pair if it is the same. None: the object itself.
+        name: what to call the encoder; decompositions with the same name can be paired. None uses the object itself.
         batch_size: how many plain passes may be held at once.
 
     The other settings are those of :class:`Explainer`. The derivatives have x's own precision.
@@ -51,15 +56,15 @@ def decompose_callable(
         rule=rule,
         steps=steps,
         tolerance=tolerance,
-        least=1e-5 if _check_dtype(x) == torch.float32 else 8 * torch.finfo(torch.float64).eps,
+        least_tolerance=1e-5 if _check_dtype(x) == torch.float32 else 8 * torch.finfo(torch.float64).eps,
     )
     if isinstance(encode, nn.Module) and encode.training:
         raise ValueError(
             f"{type(encode).__name__} is in training mode, where dropout and batches change it: call eval()"
         )
     if not isinstance(reference, Tensor) or reference.shape != x.shape:
-        found = tuple(reference.shape) if isinstance(reference, Tensor) else type(reference).__name__
-        raise ValueError(f"the reference must have the shape of x, {tuple(x.shape)}, not {found}")
+        shape = tuple(reference.shape) if isinstance(reference, Tensor) else type(reference).__name__
+        raise ValueError(f"the reference must have the shape of x, {tuple(x.shape)}, not {shape}")
     x, reference = x.detach(), reference.detach().to(x)
     if groups is None and x.ndim:
         groups = torch.arange(x.shape[0])
@@ -69,13 +74,13 @@ def decompose_callable(
     with torch.no_grad():
         embedding = encode(x[None])
     if not isinstance(embedding, Tensor) or embedding.ndim != 2 or len(embedding) != 1:
-        found = tuple(embedding.shape) if isinstance(embedding, Tensor) else type(embedding).__name__
+        shape = tuple(embedding.shape) if isinstance(embedding, Tensor) else type(embedding).__name__
         raise ValueError(
-            f"encode must give (points, dimensions); for one point of shape {tuple(x.shape)} it gives {found}"
+            f"encode must give (points, dimensions); for one point of shape {tuple(x.shape)} it gives {shape}"
         )
 
     def tail(points: Tensor, _: Tensor) -> Tensor:
-        with differentiable():
+        with plain_attention():
             return encode(points)
 
     paths = Paths(
@@ -88,26 +93,23 @@ def decompose_callable(
         depth=4,
     )
     cells = torch.bincount(owner[owner >= 0].flatten(), minlength=count).cpu().double().numpy()
-    side: dict[str, Any] = {
-        "text": settings.model,
-        "tokens": tuple(map(str, range(count) if labels is None else labels)),
-        "offsets": ((0, 0),) * count,
-        "kinds": ("group",) * count,
-        "boxes": None,
-        "image": None,
-        "truncated": False,
-        "unit": "group",
-        "shares": cells / cells.sum(),
-    }
-    (dec,) = Bucket(paths, [side], np.asarray(embedding.detach().cpu()), settings).decompose()
-    warn_missed([(dec.error, dec.nodes)], settings.text_tolerance, settings, "inputs")
-    return dec
+    side = Side(
+        text=settings.model,
+        tokens=tuple(map(str, range(count) if labels is None else labels)),
+        offsets=((0, 0),) * count,
+        kinds=("group",) * count,
+        unit="group",
+    )
+    source = Source(side, cells / cells.sum(), np.asarray(embedding.detach().cpu())[0])
+    (decomposition,) = decompose(Integral(paths, [tail], settings, [settings.model]), [source], settings)
+    warn_missed([(decomposition.error, decomposition.nodes)], settings.text_tolerance, settings, "inputs")
+    return decomposition
 
 
 def _check_dtype(x: Any) -> torch.dtype:
     if not isinstance(x, Tensor) or x.dtype not in (torch.float32, torch.float64):
-        found = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"x must be a tensor of float32 or float64, not {found}: derivatives have its precision")
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"x must be a tensor of float32 or float64, not {kind}: derivatives have its precision")
     return x.dtype
 
 

@@ -1,50 +1,91 @@
-"""The encoder from one of its blocks on.
+"""The encoder, cut at one of its blocks.
 
-A cut is a private copy of the module tree: its blocks are the ones that capture, skip and inject, and its attention is
-the one that can be differentiated. Nothing has to be restored after an exception.
+A cut is a private copy of the module tree, whose blocks capture, skip and inject states, and whose attention can be
+differentiated. The model itself is never changed, so nothing has to be restored after an exception.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import copy
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whymatch import jacobian
-from whymatch.attention import NAME
+from whymatch.derivatives import NAME, speed_up
 from whymatch.inputs import Input
-from whymatch.rules import speed_up
-from whymatch.tree import copy_tree
+from whymatch.jacobian import passes_at_once, plain_attention
+from whymatch.words import quote
+
+# What PyTorch says of operations that cannot be differentiated in the ways needed here.
+UNDERIVED = re.compile(r"setup_context|forward[ -](AD|mode)|functorch|vmap|batching rule|jvp", re.IGNORECASE)
+
+
+class EncoderError(RuntimeError, TypeError):
+    """The model's own code failed; the exception that it raised is the cause."""
+
+
+@contextmanager
+def model_code(name: str, doing: str, advice: str = "") -> Iterator[None]:
+    """Turn an exception of a model's own code into one that names the model, what it was doing, and what to do.
+
+    Args:
+        name: the model's name.
+        doing: what the model was doing, as the end of "fails in its own code while …".
+        advice: a sentence that says what to do, where the cause is known.
+    """
+    try:
+        yield
+    except (EncoderError, _Captured, MemoryError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        first_line = str(error).strip().partition("\n")[0]
+        if UNDERIVED.search(str(error)):
+            advice = f"PyTorch cannot differentiate one of its operations. {advice}"
+        cause = f"{type(error).__name__}: {quote(first_line, 120)}"
+        raise EncoderError(f"{name!r} fails in its own code while {doing} ({cause}). {advice}".rstrip()) from error
 
 
 @dataclass(frozen=True)
 class Tower:
-    """What of a model runs for one kind of input: found by running it."""
+    """The part of a model that runs for one kind of input; found by running the model.
 
-    blocks: str  # the name of the list of blocks
-    layers: int  # how often one of them runs: more often than there are blocks where they share their weights
-    rows: int  # the hidden states of the input that it was found with
-    normalizers: tuple[str, ...]  # Normalize modules that run last
-    entry: str | None  # the outermost module that is handed what the first block is: others inside may use it too
+    Attributes:
+        blocks: the name of the list of blocks.
+        layers: how many times blocks run, which is more than there are blocks if they share weights.
+        rows: the number of hidden states of the input that it was found with.
+        normalizers: the names of the Normalize modules that run last.
+        entry: the outermost module with the same input as the first block; others inside it may use that input too.
+    """
+
+    blocks: str
+    layers: int
+    rows: int
+    normalizers: tuple[str, ...]
+    entry: str | None
 
 
 class Cut:
     """The encoder from block ``layer`` on, as a function of that block's input, without a last Normalize."""
 
-    def __init__(self, model: Any, tower: Tower, given: Input, layer: int, dtype: torch.dtype, attention: str) -> None:
+    def __init__(
+        self, model: Any, name: str, tower: Tower, given: Input, layer: int, dtype: torch.dtype, attention: str
+    ) -> None:
         def cast(weight: Tensor) -> Tensor:
             return weight.detach().to(dtype) if weight.is_floating_point() else weight
 
-        # What does not take its attention from transformers may still have a fused one inside.
-        self._plainly = jacobian.differentiable if attention == "eager" else nullcontext
+        # A model that does not take its attention from transformers may still contain a fused one.
+        self._plainly = plain_attention if attention == "eager" else nullcontext
+        self._name = name
         self._tower = tower
-        self._options = given.reading.options
-        self._layer = layer
-        self._dtype = dtype
+        self._options = given.options.kwargs
+        self._layer = self.layer = layer
+        self.layers = tower.layers
+        self.dtype = dtype
         self.device = torch.device(model.device)
         self._tree = copy_tree(model, cast, attention).eval()
         speed_up(self._tree)
@@ -52,8 +93,10 @@ class Cut:
         self.normalizes = bool(tower.normalizers)
         for name in tower.normalizers:
             self._tree.get_submodule(name).forward = lambda features: features
-        self.truncate_dim = model.truncate_dim
+        self.truncate_dim = getattr(model, "truncate_dim", None)
         self._injected: Tensor | None = None
+        self._window: tuple[int, int | None] = (layer, None)  # the blocks that run on what is injected
+        self._upto = layer  # where the head ends
         self._captured: Tensor | None = None
         self._calls = 0  # of blocks, in the pass that is running
         self._beside: dict[int, list[tuple[Any, ...]]] = {}  # what blocks return beside the hidden states, by call
@@ -71,80 +114,120 @@ class Cut:
         self._kept_heads = 0 if attention == NAME else max((h for h in heads if isinstance(h, int)), default=1)
 
     def _gate(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Stands in for a block's ``forward``: records it, skips it, or feeds it the injected input."""
+        """Replace a block's ``forward``: capture its input, skip it, or feed it the injected input."""
         layer, last = self._layer, self._tower.layers - 1
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             number, injected = self._calls, self._injected
             self._calls += 1
-            if injected is None:
+            if injected is None:  # the head
                 if number == layer:
                     self._captured = first_state(args, kwargs)
+                if number == self._upto:
                     raise _Captured
                 out = run(*args, **kwargs)
                 if isinstance(out, tuple):
                     self._beside.setdefault(number, []).append(out[1:])
-                if number == last < layer:
+                if number == last and self._upto > last:
+                    if layer > last:
+                        self._captured = out[0] if isinstance(out, tuple) else out
+                    raise _Captured
+                return out
+            start, stop = self._window
+            if number == stop:
+                self._captured = first_state(args, kwargs)
+                raise _Captured
+            if number == start:
+                args, kwargs = _with_state(args, kwargs, injected)
+            if number >= start:
+                out = run(*args, **kwargs)
+                if number == last and stop == last + 1:
                     self._captured = out[0] if isinstance(out, tuple) else out
                     raise _Captured
                 return out
-            if number == layer:
-                args, kwargs = _with_state(args, kwargs, injected)
-            if number >= layer:
-                return run(*args, **kwargs)
             passed = injected if number == last else first_state(args, kwargs)
             return (passed, *self._selected[number]) if number in self._selected else passed
 
         return forward
 
     def _entrance(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Stands in for the module around the blocks, whose own input is what the first block is handed."""
+        """Replace the ``forward`` of the module around the blocks, whose input is the first block's."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if self._injected is None:
                 self._captured = first_state(args, kwargs)
-                raise _Captured
-            args, kwargs = _with_state(args, kwargs, self._injected)
+                if self._upto == 0:
+                    raise _Captured
+            elif self._window[0] == 0:
+                args, kwargs = _with_state(args, kwargs, self._injected)
             return run(*args, **kwargs)
 
         return forward
 
-    def head(self, features: dict[str, Any]) -> Tensor:
-        """The representation at the cut (inputs, rows, dim); the rest of the encoder does not run."""
+    def head(self, features: dict[str, Any], upto: int | None = None) -> Tensor:
+        """Return the representation at the cut (inputs, rows, dim); the rest of the encoder does not run.
+
+        Args:
+            upto: run on to this layer, so that what blocks return besides hidden states is known up to there, and a
+                tail may begin there.
+        """
+        self._upto = self._layer if upto is None else upto
         some = features.get("input_ids", features.get("pixel_values"))
         assert isinstance(some, Tensor)
         hidden: list[Tensor] = []
-        size = jacobian.room(self.pass_bytes(self._tower.rows if some.ndim > 2 else some.shape[1]), self.device)
+        size = passes_at_once(self.pass_bytes(self._tower.rows if some.ndim > 2 else some.shape[1]), self.device)
         self._beside.clear()
         for low in range(0, len(some), size):
             self._calls, self._captured = 0, None
             try:
-                with torch.no_grad():
+                with torch.no_grad(), model_code(self._name, f"it runs up to layer {self._layer}"):
                     part = _select(features, torch.arange(low, min(low + size, len(some))))
                     self._tree(self._cast(part), **self._options)
             except _Captured:
                 pass
             if self._captured is None:
                 raise TypeError(f"the blocks {self._tower.blocks!r} ran {self._calls} times, not {self._tower.layers}")
+            if not isinstance(self._captured, Tensor):
+                raise TypeError(
+                    f"the blocks {self._tower.blocks!r} of {self._name!r} give a {type(self._captured).__name__}, not "
+                    "hidden states: their output cannot be explained"
+                )
             hidden.append(self._captured)
         return torch.cat(hidden)
 
-    def tail(self, features: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
-        """The rest of the encoder, as a function of the representation and of whose it is."""
-        # Of the inputs whose features these are: their head ran last.
+    def tail(
+        self, features: dict[str, Any], start: int | None = None, stop: int | None = None
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return a part of the encoder as a function of states and of the number of the input that each belongs to.
+
+        Args:
+            start: the layer it begins at; that of the cut by default.
+            stop: the layer it ends at; by default it goes on to the embedding.
+        """
+        start = self._layer if start is None else start
+        advice = (
+            "layer=-1 explains its last block's output, where the blocks do not run"
+            if start < self._tower.layers
+            else "It cannot be explained"
+        )
+        doing = f"it is differentiated from layer {start} on"
+        # These belong to the inputs with these features, because their head ran last.
         beside = {number: _joined(parts) for number, parts in self._beside.items()}
 
         def run(x: Tensor, which: Tensor) -> Tensor:
-            self._injected, self._calls = x, 0
+            self._injected, self._calls, self._window, self._captured = x, 0, (start, stop), None
             self._selected = {
-                number: tuple(value[which] if batched else value for value, batched in found)
-                for number, found in beside.items()
+                number: tuple(value[which] if batched else value for value, batched in entries)
+                for number, entries in beside.items()
             }
             try:
-                with self._plainly():
+                with self._plainly(), model_code(self._name, doing, advice):
                     out: Tensor = self._tree(self._cast(_select(features, which)), **self._options)[
                         "sentence_embedding"
                     ]
+            except _Captured:
+                assert self._captured is not None
+                return self._captured
             finally:
                 self._injected = None
             return out
@@ -153,14 +236,14 @@ class Cut:
 
     def _cast(self, features: dict[str, Any]) -> dict[str, Any]:
         return {
-            key: value.to(self._dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+            key: value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
             for key, value in features.items()
         }
 
     def pass_bytes(self, rows: int) -> int:
-        """An estimate of what one pass over one input holds at its peak."""
+        """Estimate the memory that one pass over one input takes at its peak."""
         wide, narrow = max(self._widths, default=4096), min(self._widths, default=1024)
-        return self._dtype.itemsize * rows * (3 * wide + 6 * narrow + 4 * self._kept_heads * rows)
+        return self.dtype.itemsize * rows * (3 * wide + 6 * narrow + 4 * self._kept_heads * rows)
 
 
 class _Captured(Exception):  # noqa: N818 it is no error: it ends a pass that has done its work
@@ -168,7 +251,7 @@ class _Captured(Exception):  # noqa: N818 it is no error: it ends a pass that ha
 
 
 def first_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A block's hidden states: its first argument, or the first of its keywords."""
+    """Return a block's hidden states: its first argument, or the first of its keywords."""
     return args[0] if args else next(iter(kwargs.values()))
 
 
@@ -179,14 +262,126 @@ def _with_state(args: tuple[Any, ...], kwargs: dict[str, Any], state: Tensor) ->
 
 
 def _joined(parts: list[tuple[Any, ...]]) -> list[tuple[Any, bool]]:
-    """What a block returned in each piece of the head, as one value, and whether it has an entry for each input."""
-    found = []
+    """Join what a block returned in each piece of the head, and say whether it has an entry for each input."""
+    joined = []
     for values in zip(*parts, strict=True):
         tensors = isinstance(values[0], Tensor) and values[0].ndim > 0
         each = tensors and (len(values[0]) > 1 or not all(torch.equal(value, values[0]) for value in values))
-        found.append((torch.cat(values) if each else values[0], each))
-    return found
+        joined.append((torch.cat(values) if each else values[0], each))
+    return joined
 
 
 def _select(features: dict[str, Any], which: Tensor) -> dict[str, Any]:
     return {key: value[which] if isinstance(value, Tensor) else value for key, value in features.items()}
+
+
+class Tokenizers:
+    """Private copies of a model's tokenizers.
+
+    How a fast tokenizer pads and truncates is state that every call sets anew. If it were shared, a thread that runs
+    the model's own ``encode`` could pad what is read here.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[Any, Any, Any]] = {}  # an original, what identifies its content, its copy
+
+    def copy(self, reader: Any) -> Any:
+        """Copy a tokenizer, or a processor that has one; anything else is returned as it is."""
+        inner = getattr(reader, "tokenizer", None)
+        if hasattr(inner, "_tokenizer"):  # a processor of several modalities
+            twin = _shallow(reader)
+            twin.tokenizer = self.copy(inner)
+            return twin
+        if not hasattr(reader, "_tokenizer") or not hasattr(reader, "backend_tokenizer"):
+            return reader
+        twin = _shallow(reader)
+        twin._tokenizer = self._backend(reader.backend_tokenizer)
+        return twin
+
+    def _backend(self, backend: Any) -> Any:
+        known = self._copies.get(id(backend))
+        content: Any
+        try:
+            parts = (backend.normalizer, backend.pre_tokenizer, backend.post_processor)
+            content = (backend.get_vocab_size(), *map(repr, parts))
+        except RuntimeError:  # another thread is setting its state at this moment: its content is what it was
+            content = None if known is None else known[1]
+        if known is None or known[1] != content:
+            known = self._copies[id(backend)] = (backend, content, copy.deepcopy(backend))
+        return known[2]
+
+
+def _shallow(value: Any) -> Any:
+    twin = object.__new__(type(value))
+    twin.__dict__.update(value.__dict__)
+    return twin
+
+
+def has_own_forward(module: Any) -> bool:
+    """Whether a module's ``forward`` was replaced by one that cannot be copied; accelerate's can be left out."""
+    return "forward" in vars(module) and not ("_hf_hook" in vars(module) and "_old_forward" in vars(module))
+
+
+def copy_tree(
+    model: Any,
+    weight: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    attention: str | None = None,
+    tokenizers: Tokenizers | None = None,
+) -> Any:
+    """Copy a module tree, with its hooks and configurations.
+
+    Args:
+        weight: makes each weight of the copy from the original.
+        attention: the copy's attention; None leaves it as it is.
+        tokenizers: the copies of tokenizers that the copy uses; None lets it share the model's own.
+    """
+    modules: dict[int, Any] = {}
+    configs: dict[int, Any] = {}
+    weights: dict[int, Tensor] = {}
+
+    def copy_weight(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        if id(tensor) not in weights:
+            weights[id(tensor)] = weight(tensor)
+        return weights[id(tensor)]
+
+    def copy_config(value: Any) -> Any:
+        if id(value) not in configs:
+            configs[id(value)] = copy.deepcopy(value)
+            configs[id(value)]._attn_implementation = attention
+            # Grouped matrix products have no forward-mode derivative; a loop over the experts has.
+            configs[id(value)]._experts_implementation = "eager"
+            configs[id(value)].use_cache = False
+        return configs[id(value)]
+
+    def visit(module: Any) -> Any:
+        if id(module) in modules:
+            return modules[id(module)]
+        if type(module).__name__ == "OptimizedModule":  # what torch.compile wraps around a module
+            return visit(module._orig_mod)
+        if has_own_forward(module):
+            raise TypeError(
+                f"a {type(module).__name__} of this model has a forward of its own (from accelerate, torch.compile or "
+                "a patch), which cannot be copied with it; load the model without that"
+            )
+        twin = modules[id(module)] = module.__class__.__new__(module.__class__)
+        for key, value in module.__dict__.items():
+            if key in ("forward", "_hf_hook", "_old_forward"):
+                continue  # accelerate moves inputs to where the weights are; here they are in one place
+            if key == "_parameters" or key == "_buffers":
+                value = {name: copy_weight(tensor) for name, tensor in value.items()}
+            elif key == "_modules":
+                value = {name: None if child is None else visit(child) for name, child in value.items()}
+            elif attention is not None and hasattr(value, "_attn_implementation"):
+                value = copy_config(value)
+            elif tokenizers is not None and key in ("processor", "tokenizer"):
+                value = tokenizers.copy(value)
+            elif key == "_compiled_call_impl":
+                value = None  # compiled code would run the model's own modules
+            elif isinstance(value, dict):
+                value = value.copy()  # hooks, among others
+            twin.__dict__[key] = value
+        return twin
+
+    return visit(model)

@@ -1,4 +1,4 @@
-"""A sentence encoder: how it reads inputs, what it gives for them, and where it can be cut.
+"""A sentence encoder: how it reads inputs, how it embeds them, and where it can be cut.
 
 The model is wrapped, never subclassed and never changed: everything is run on private copies of its module tree that
 share its weights. Its hooks, modes and configurations are never touched, and threads and explainers cannot disturb
@@ -16,44 +16,50 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whymatch import jacobian
-from whymatch.attention import NAME, register
-from whymatch.cut import Cut, Tower, first_state
-from whymatch.inputs import Input, Reading, Value, batched, read_picture, read_texts, with_patches
-from whymatch.picture import open_picture
+from whymatch.cut import Cut, EncoderError, Tokenizers, Tower, copy_tree, first_state, has_own_forward, model_code
+from whymatch.derivatives import NAME, register
+from whymatch.identity import identity
+from whymatch.inputs import EncodeOptions, Input, TokenSource, Value, batched, read_picture, read_texts, with_patches
+from whymatch.jacobian import LOCK
+from whymatch.loading import check_default_device
+from whymatch.pictures import open_picture
 from whymatch.reference import Reference, content_ids
-from whymatch.text import shown
-from whymatch.tree import copy_tree
+from whymatch.words import quote
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# What a model is run on once, to see which of its parts run.
-SAMPLE = "a"
+BLOCKLESS = ("BoW", "StaticEmbedding", "WordEmbeddings")  # modules that read texts without a transformer
+
+# The text that a model is run on once, to see which of its parts run, and a longer one for those that halve texts.
+SAMPLE, LONGER_SAMPLE = "a", " ".join("abcdefghijklmnop")
 
 
 class Encoder:
-    """A SentenceTransformer with what the engine asks of it."""
+    """A SentenceTransformer, and what the engine asks of it."""
 
     def __init__(self, model: SentenceTransformer, name: str, blocks: str | Sequence[str] | None = None) -> None:
         if len(model) == 0:
             raise TypeError(f"{name!r} has no modules: there is nothing to explain")
-        from whymatch.training.shift import shift_of, unshifted
+        from whymatch.adjusted import shift_of, unshifted
 
+        _check_weights(model, name)
         self.model = model
         self.name = name
-        # An adjusted model subtracts its reference's embedding at the very end. What it is cut and read by is the rest.
+        # An adjusted model subtracts its reference's embedding at the very end; the rest is what is read and cut.
         shift = shift_of(model)
         self.shifted_by: str | None = None if shift is None else shift.reference
         self._inner = unshifted(model)
-        self._before_shift = 0 if shift is None else len(shift.encoder)  # modules
+        self._before_shift = 0 if shift is None else len(shift.encoder)  # how many modules run before that
         self._blocks = (
             None if blocks is None else _named_blocks(self._inner, [blocks] if isinstance(blocks, str) else blocks)
         )
+        self._tokenizers = Tokenizers()
         self._towers: dict[Hashable, Tower] = {}
         self._contents: dict[Hashable, list[int]] = {}
-        # Asymmetric models have a route for queries and one for documents; which is which, a pair says by its order.
-        self.asymmetric = any(_tasks(module) >= {"query", "document"} for module in model.modules())
+        # Asymmetric models have a route or a prompt for queries and one for documents; a pair's order tells which is
+        # which.
+        self.routed, self.asymmetric = is_routed(model), is_asymmetric(model)
 
     @property
     def similarity(self) -> str:
@@ -69,84 +75,127 @@ class Encoder:
         return torch.device(self.model.device)
 
     @property
+    def uses_all_layers(self) -> bool:
+        """Whether the pooling uses the hidden states of all layers, so that only the input can be cut."""
+        configs = [getattr(module, "config", None) for module in self._inner.modules()]
+        return any(getattr(config, "output_hidden_states", False) is True for config in configs)
+
+    @property
+    def dimensions(self) -> int:
+        dimensions: int | None = self.model.get_embedding_dimension()
+        assert dimensions is not None
+        return dimensions
+
+    def identity(self) -> str:
+        """A hash of everything that decides the model's embeddings."""
+        return identity(self.model)
+
+    @property
     def num_layers(self) -> int:
-        """Of the tower that a text goes through."""
+        """The number of blocks that a text goes through."""
         return self.tower(self._sample()).layers
 
-    def _sample(self, reading: Reading | None = None) -> Input:
-        """A short input, to see which parts of the model run."""
-        usual = Reading("query") if self.asymmetric else Reading()
+    def _sample(self, options: EncodeOptions | None = None) -> Input:
+        """Read a short input, to see which parts of the model run."""
+        usual = EncodeOptions("query") if self.routed else EncodeOptions()
         value = SAMPLE if "text" in self.model.modalities else _blank()
-        return self.read([value], reading or usual)[0]
+        return self.read([value], options or usual)[0]
 
     def check_reference(self, reference: Reference) -> None:
-        """An error if the tokenizer has no such token, before any text is read."""
+        """Raise an error if the tokenizer has no such token, before any text is read."""
         if isinstance(reference, str) and "text" in self.model.modalities:
             self.content(reference, self._sample())
 
     def content(self, reference: str, given: Input) -> list[int]:
-        """The ids that stand for content where this input is read; asked of the tokenizer once, for it has a state."""
+        """Return the token ids that replace content; the tokenizer, which is not thread-safe, is asked once."""
         if given.modality == "image":
             return []
-        key = (reference, given.reading.task)
+        key = (reference, given.options.task)
         if key not in self._contents:
-            with jacobian.LOCK:
+            with LOCK:
                 self._contents[key] = content_ids(given.reader.tokenizer, reference)
         return self._contents[key]
 
-    def read(self, values: Sequence[Value], reading: Reading) -> list[Input]:
+    def read(self, values: Sequence[Value], options: EncodeOptions) -> list[Input]:
         """Preprocess inputs as the model itself does."""
-        twin = copy_tree(self._inner)  # preprocessing keeps notes in its modules
+        check_default_device()
+        twin = copy_tree(self._inner, tokenizers=self._tokenizers)  # preprocessing keeps notes in its modules
         for module in twin.modules():
             if hasattr(module, "can_flatten_inputs"):
-                module.can_flatten_inputs = False  # flash attention would pack the texts, and lose their tokens' places
+                # Flash attention would pack the texts, and the places of their tokens would be lost.
+                module.can_flatten_inputs = False
         texts = [value for value in values if isinstance(value, str)]
         if any(_is_media(text, self.model.modalities) for text in texts):
             name = next(text for text in texts if _is_media(text, self.model.modalities))
-            raise ValueError(f"{shown(name)} names a file, which this model would open: give a Pillow image or a Path")
-        found = iter(read_texts(twin, texts, reading)) if texts else iter(())
-        return [next(found) if isinstance(value, str) else self._read_picture(twin, value, reading) for value in values]
+            raise ValueError(f"{quote(name)} names a file, which this model would open: give a Pillow image or a Path")
+        read = iter(read_texts(twin, texts, options)) if texts else iter(())
+        return [next(read) if isinstance(value, str) else self._read_picture(twin, value, options) for value in values]
 
-    def _read_picture(self, twin: Any, value: Value, reading: Reading) -> Input:
+    def _read_picture(self, twin: Any, value: Value, options: EncodeOptions) -> Input:
         if "image" not in self.model.modalities:
             raise TypeError(
                 f"{self.name!r} reads {', '.join(map(str, self.model.modalities))}, not pictures: {value!r:.80}"
             )
-        given = read_picture(twin, value, reading)
+        given = read_picture(twin, value, options)
         tower = self.tower(given)
         return with_patches(given, tower.rows, _patch_size(self._inner, tower))
 
-    def embed(self, inputs: Sequence[Input]) -> NDArray[np.floating]:
-        """What the model itself gives, to which everything else is compared."""
-        twin = copy_tree(self.model, Tensor.detach).eval()
-        reading = inputs[0].reading
-        found: dict[int, NDArray[np.floating]] = {}
-        # Inputs of one length need no padding, which rounds, and to which not every model is blind.
-        alike: dict[Hashable, list[int]] = {}
-        for i, one in enumerate(inputs):
-            alike.setdefault((one.modality, len(one)), []).append(i)
-        for numbers in alike.values():
-            found |= zip(numbers, _encoded(twin, [inputs[i].value for i in numbers], reading), strict=True)
-        return np.stack([found[i] for i in range(len(inputs))])
+    def complete(self, source: TokenSource) -> TokenSource:
+        """Add to a source what only this kind of encoder knows."""
+        return source
 
-    def vectors(self, values: Sequence[Value], reading: Reading) -> NDArray[np.floating]:
-        """Embeddings for ranking: many inputs at once, in the model's own batches."""
-        twin = copy_tree(self.model, Tensor.detach).eval()
-        return _encoded(twin, [one if isinstance(one, str) else open_picture(one)[0] for one in values], reading)
+    def embed(self, inputs: Sequence[Input]) -> NDArray[np.floating]:
+        """Embed inputs with the model's own ``encode``, which everything else is compared with."""
+        twin = copy_tree(self.model, Tensor.detach, tokenizers=self._tokenizers).eval()
+        options = inputs[0].options
+        embeddings: dict[int, NDArray[np.floating]] = {}
+        # Inputs of one length need no padding, which changes how sums round, and which not every model ignores.
+        by_length: dict[Hashable, list[int]] = {}
+        for i, given in enumerate(inputs):
+            by_length.setdefault((given.modality, len(given)), []).append(i)
+        for numbers in by_length.values():
+            batch = [inputs[i] for i in numbers]
+            with model_code(self.name, f"it embeds {quote(batch[0].text)}", self._too_long(batch[0])):
+                embeddings |= zip(numbers, encode(twin, [given.value for given in batch], options), strict=True)
+        return np.stack([embeddings[i] for i in range(len(inputs))])
+
+    def _too_long(self, given: Input) -> str:
+        """Say what to do about a text with more tokens than the model has positions."""
+        positions = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
+        if not isinstance(positions, int) or len(given) < positions:
+            return ""
+        return (
+            f"The text has {len(given):,} tokens, and the model's table has {positions:,} positions: set the model's "
+            f"max_seq_length to {positions:,} or less, and longer texts are truncated"
+        )
+
+    def vectors(self, values: Sequence[Value], options: EncodeOptions) -> NDArray[np.floating]:
+        """Embed many inputs at once, in the model's own batches, for ranking."""
+        twin = copy_tree(self.model, Tensor.detach, tokenizers=self._tokenizers).eval()
+        opened = [value if isinstance(value, str) else open_picture(value)[0] for value in values]
+        with model_code(self.name, "it embeds texts to rank them", "Texts may be too long for it"):
+            return encode(twin, opened, options)
 
     def tower(self, given: Input) -> Tower:
-        """The part of the model that runs for this input, and where it can be cut."""
-        key = (given.reading.task, given.modality)
+        """Find the part of the model that runs for this input, and where it can be cut."""
+        key = given.route
         if key not in self._towers:
-            # A short text runs through the same parts as a long one, and what they hold meanwhile is small.
-            self._towers[key] = self._trace(given if given.modality == "image" else self._sample(given.reading))
+            if given.modality == "image":
+                self._towers[key] = self._trace(given)
+                return self._towers[key]
+            # A short text runs through the same parts as a long one, and takes little memory.
+            try:
+                self._towers[key] = self._trace(self._sample(given.options))
+            except EncoderError:
+                self._towers[key] = self._trace(self.read([LONGER_SAMPLE], given.options)[0])
         return self._towers[key]
 
     def _trace(self, given: Input) -> Tower:
+        """Run the model on an input, and see what runs."""
         twin = copy_tree(self._inner, Tensor.detach).eval()
-        ran: list[str] = []  # leaves, in the order in which they ended
-        states: dict[str, list[Any]] = {}  # what each list's blocks were handed
-        handed: dict[str, Any] = {}  # what each module was handed, first
+        ran: list[str] = []  # modules without children, in the order in which they ended
+        states: dict[str, list[Any]] = {}  # the inputs of each list's blocks
+        handed: dict[str, Any] = {}  # the first input of each module
         lists: dict[str, Any] = {
             name: module
             for name, module in twin.named_modules()
@@ -172,28 +221,38 @@ class Encoder:
                 return out
 
             module.forward = forward
-        with torch.no_grad():
-            twin(batched([given.features], self.device), **given.reading.options)
+        with torch.no_grad(), model_code(self.name, "it reads a first, short input"):
+            out = twin(batched([given.features], self.device), **given.options.kwargs)
+        if "sentence_embedding" not in out:
+            raise TypeError(
+                f"{self.name!r} has no pooling: it gives no embedding of a whole text. Add one: "
+                "SentenceTransformer(modules=[*model, Pooling(model[0].get_embedding_dimension())])"
+            )
         blocks = self._choose(lists, states)
         normalizers = []
         for name in reversed(ran):
-            # What an adjusted model normalizes before its shift, it does not do last.
+            # An adjusted model may normalize before its shift; that is not its last step.
             shifted = int(name.split(".")[0]) < self._before_shift
             if shifted or type(twin.get_submodule(name)).__name__ != "Normalize":
                 break
             normalizers.append(name)
         state = states[blocks][0]
-        if not isinstance(state, Tensor) or state.ndim != 3:
+        # XLNet's blocks are handed (tokens, inputs, dimensions), SqueezeBERT's (inputs, dimensions, tokens).
+        ordered = isinstance(state, Tensor) and state.ndim == 3 and len(state) == 1
+        if ordered and given.modality == "text":
+            ordered = state.shape[1] == len(given) or state.shape[2] != len(given)
+        if not ordered:
             raise TypeError(
-                f"the blocks {blocks!r} of {self.name!r} are not handed hidden states (inputs, tokens, dimensions); "
-                f"name others: {_how_to_name()}"
+                f"the blocks {blocks!r} of {self.name!r} are not given hidden states (inputs, tokens, dimensions), in "
+                f"that order, and cannot be explained; if there are others, name them: {_how_to_name()}; "
+                "method='shapley' explains the model as a black box"
             )
         outside = [blocks.rsplit(".", n)[0] for n in range(blocks.count("."), 0, -1)]
         entry = next((name for name in outside if handed.get(name) is state), None)
         return Tower(blocks, len(states[blocks]), state.shape[1], tuple(normalizers), entry)
 
     def _choose(self, lists: dict[str, Any], states: dict[str, list[Any]]) -> str:
-        """The list of blocks: alike modules that ran, not inside another such list, that ran most often."""
+        """Choose the list of blocks: modules of one type, in no other such list, that ran most often."""
         if self._blocks is not None:
             ran = [name for name in self._blocks if name in states]
             if ran:
@@ -208,24 +267,51 @@ class Encoder:
         raise TypeError(
             f"no list of alike blocks ran in {self.name!r}, which begins with {first}; looked at "
             f"{'; '.join(tried) or 'its modules, none of which is a ModuleList'}. Name the blocks: {_how_to_name()}; "
-            "an encoder without blocks can be explained with whymatch.decompose_callable"
+            "method='shapley' explains an encoder without blocks as a black box"
         )
 
     def cut(self, given: Input, layer: int, dtype: torch.dtype, attention: str | None = None) -> Cut:
-        """The encoder from ``layer`` on; by default with an attention that has derivatives of both modes."""
+        """Cut the encoder at a layer; by default, its attention can be differentiated in both modes."""
         if attention is None:
             register()
             takes_any = [
                 m._supports_attention_backend for m in self.model.modules() if hasattr(m, "_supports_attention_backend")
             ]
             attention = NAME if takes_any and all(takes_any) else "eager"
-        return Cut(self._inner, self.tower(given), given, layer, dtype, attention)
+        return Cut(self._inner, self.name, self.tower(given), given, layer, dtype, attention)
+
+
+def _check_weights(model: Any, name: str) -> None:
+    """Refuse weights that have no values, and what cannot be differentiated."""
+    if any(weight.is_meta for weight in model.parameters()):
+        raise TypeError(f"the weights of {name!r} are on the device 'meta', and so have no values: load it on another")
+    if obstacle := find_obstacle(model):
+        raise TypeError(f"{name!r} cannot be differentiated, because {obstacle}")
+
+
+def find_obstacle(model: Any) -> str | None:
+    """Return why a model cannot be differentiated, or None if nothing speaks against it."""
+    backends = {getattr(each, "backend", "torch") for each in model.modules()} - {"torch"}
+    if backends:
+        return f"it runs with {min(map(str, backends))}"
+    for path, module in model.named_modules():
+        kinds = {weight.dtype for weight in module.parameters(recurse=False)}
+        # Eight-bit numbers are multiplied by scales that are kept elsewhere.
+        rounded = [kind for kind in kinds if not kind.is_floating_point or kind.itemsize == 1]
+        kind = type(module).__name__
+        if rounded or "quantized" in type(module).__module__ or hasattr(module, "qweight"):
+            return f"it is quantised ({path} is a {kind}), and rounded numbers have no derivative"
+        if has_own_forward(module) and kind != "OptimizedModule":
+            return f"{path}, a {kind}, has a forward of its own, which cannot be copied with it"
+        if kind in BLOCKLESS:
+            return f"{kind} has no blocks"
+    return None
 
 
 def _named_blocks(model: Any, names: Sequence[str]) -> list[str]:
-    """Full names of the lists of blocks that a user names, from the model's top or from its transformer's."""
+    """Complete the names of lists of blocks, which may be relative to the model or to its transformer."""
     known = dict(model.named_modules())
-    found = []
+    complete = []
     for name in names:
         full = [name] if name in known else [each for each in known if each.endswith("." + name)]
         if not full or not all(len(list(known[each].children())) for each in full):
@@ -233,19 +319,31 @@ def _named_blocks(model: Any, names: Sequence[str]) -> list[str]:
             raise ValueError(
                 f"blocks={name!r} is not a list of blocks of this model; it has {', '.join(lists) or 'none'}"
             )
-        found += full
-    return found
+        complete += full
+    return complete
+
+
+def is_routed(model: Any) -> bool:
+    """Whether a model has a route for queries and one for documents."""
+    return any(_tasks(module) >= {"query", "document"} for module in model.modules())
+
+
+def is_asymmetric(model: Any) -> bool:
+    """Whether a model reads queries and documents in different ways: by a route or a prompt for each."""
+    plain, *own = (EncodeOptions(task).resolve_prompt(model) or "" for task in (None, "query", "document"))
+    return is_routed(model) or any(prompt != plain for prompt in own)
 
 
 def _tasks(module: Any) -> set[str]:
-    """The tasks that a Router tells apart."""
+    """Return the tasks between which a Router chooses."""
     routes = getattr(module, "sub_modules", None)
     return {*(routes or ()), *(task for task, _ in getattr(module, "route_mappings", None) or ())}
 
 
-def _encoded(twin: Any, values: Sequence[Value], reading: Reading) -> NDArray[np.floating]:
-    prompt = reading.resolve(twin)
-    return np.asarray(twin.encode(values, prompt=prompt, show_progress_bar=False, **reading.options))
+def encode(twin: Any, values: Sequence[Value], options: EncodeOptions, **more: Any) -> NDArray[np.floating]:
+    """Embed inputs with a model's own ``encode``."""
+    prompt = options.resolve_prompt(twin)
+    return np.asarray(twin.encode(values, prompt=prompt, show_progress_bar=False, **options.kwargs, **more))
 
 
 def _how_to_name() -> str:
@@ -268,7 +366,7 @@ def _is_media(text: str, modalities: Sequence[Any]) -> bool:
 
 
 def _patch_size(model: Any, tower: Tower) -> int:
-    """The size of a patch, from what cuts the picture: the nearest convolution that is as wide as its stride."""
+    """Return the size of a patch: the stride of the nearest convolution whose kernel is as wide as its stride."""
     cuts = {
         name: int(module.stride[0])
         for name, module in model.named_modules()

@@ -4,77 +4,94 @@ from __future__ import annotations
 
 import copy
 import os
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whymatch import models
-from whymatch.bucket import Bucket
-from whymatch.decomposition import SIMILARITIES, Decomposition, Settings, check_settings, is_int, warn_missed
+from whymatch import kinds, method, policy
+from whymatch.blackbox import NOTHING, Usage
+from whymatch.decomposition import Decomposition
 from whymatch.encoder import Encoder
-from whymatch.explanation import Explanation, combine
-from whymatch.groups import Groups, check_groups
-from whymatch.inputs import Reading, Value, check_input
-from whymatch.jacobian import LOCK, REVERSE_COST
-from whymatch.preparation import TEXTS_TOGETHER, Preparation, Prepared, Request, check_layer
-from whymatch.quadrature import get_rule
-from whymatch.ranking import Hit, Ranking, top_of
-from whymatch.reference import (
-    USUAL_REFERENCE,
-    Reference,
-    check_reference,
-    name_of,
-)
-from whymatch.text import shown
+from whymatch.explanation import Explanation
+from whymatch.inputs import EncodeOptions, Request, TokenSource, Value
+from whymatch.integrate import Integral
+from whymatch.jacobian import LOCK
+from whymatch.kinds import Direct
+from whymatch.method import Method
+from whymatch.multivector import MultiVectorEncoder
+from whymatch.progress import track
+from whymatch.quadrature import Floats, get_rule
+from whymatch.readings import Both, Readings, both_groups, both_options
+from whymatch.reference import Reference, check_reference, name_of
+from whymatch.search import SearchMixin
+from whymatch.settings import MAXSIM, PATHLESS, SIMILARITIES, Settings, check_layer, check_settings, is_int
+from whymatch.words import Groups, check_groups, quote
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-T = TypeVar("T")
-Both: TypeAlias = T | tuple[T, T]  # one for both sides, or one for each
 
-# Pairs that are looked at together for inputs they share; enough to fill the machine, few enough to bound what is held.
-PAIRS_TOGETHER = 64
-
-
-class Explainer:
+class Explainer(SearchMixin):
     """Explains why an encoder gives two texts the score that it gives.
 
     Args:
-        model: a hub id, a folder or a SentenceTransformer; None is the default model.
+        model: a hub id, a folder or a SentenceTransformer; None is the default model. Or a function from a list of
+            texts to an array (texts, dimensions), such as :func:`whymatch.endpoint` makes: any black box.
         layer: where the encoder is cut: 0 explains the input embeddings, ``num_layers`` the last block's output;
-            negative numbers count from there.
-        reference: what stands for no content: ``"pad"`` (the default, unless an adjusted model has one of its own),
-            ``"unk"`` or ``"mask"`` tokens; another text, whose tokens
-            are repeated as often as needed; or a function that is handed an input's representation at the layer
-            (rows, dimensions) and gives one of that shape. A picture's is blank unless a function gives it.
+            negative numbers count from there. None is the layer that suits the model and ``detail``, found by plain
+            passes (:mod:`whymatch.policy`).
+        reference: what stands for no content: ``"pad"``, ``"unk"`` or ``"mask"`` tokens; another text, whose tokens are
+            repeated as often as needed; or a function that takes an input's representation at the layer (rows,
+            dimensions) and returns one of that shape. None is the reference of an adjusted model, else ``"pad"``. A
+            picture's reference is blank unless a function gives it.
         fold_reference: give the reference's embedding back to the tokens, so that the matrix alone sums to the
-            score. False is the form of the paper, with its reference terms.
+            score. False is the paper's form, with its reference terms.
         similarity: ``"cosine"`` or ``"dot"``; None is the model's own.
+        path: how the difference between a text and its reference is divided among the tokens, always exactly.
+            ``"straight"`` integrates along one line at the layer, as in the paper. ``"relay"`` integrates block by
+            block, each along its own line: it needs fewer nodes, and converges where a single line does not;
+            ``"relay-2"`` and ``"relay-3"`` take two or three blocks at a time. ``"secant"`` takes the difference
+            quotient of each operation: one pass, no nodes, exact with ReLU and max pooling too, but it depends on how
+            the model is written. None is ``"relay"``, or ``"straight"`` where the paper's own sum is asked for, by
+            ``steps``, ``rule`` or ``fold_reference=False``.
+        special: ``"keep"`` leaves what special and prompt tokens contribute with them. ``"share"`` moves it to the
+            tokens from which they gathered it up to the layer: the sum stays the same, and ``Side.moved`` says how much
+            was moved. At the input they have gathered nothing from the text, so there is nothing to share.
+        detail: which layer None stands for: ``"fine"`` for a pair that is looked at closely, ``"fast"`` for passages
+            and for many texts.
         rule: ``"gauss"``, ``"midpoint"`` or ``"right"``, the paper's.
-        steps: nodes per text; None is as many as the tolerance needs.
-        tolerance: the bound on |score − attributed| ÷ (‖e(a)‖ ‖e(b)‖).
-        device: where a model that is named, not given, is loaded.
-        blocks: the name of the model's list of blocks (or the names, of a model with two towers), where it is not
-            found by itself.
+        steps: nodes per text; None uses as many as the tolerance requires.
+        tolerance: the bound on the numerical error of the score and of each entry, ÷ (‖e(a)‖ ‖e(b)‖).
+        device: where a model given by name is loaded.
+        blocks: the name of the model's list of blocks (two names, for a model with two towers), if it is not found
+            automatically.
         groups: what is explained: tokens (None), ``"words"`` or ``"sentences"``. A group costs what a token costs.
-        trust_remote_code: whether a model that is named may bring code of its own.
+        trust_remote_code: whether a model given by name may run code of its own.
+        method: ``"shapley"`` treats a model as a black box, as functions are: the contributions of words are Shapley
+            values of the embedding, for which the model embeds parts of the text. None differentiates what can be
+            differentiated.
+        mask: for Shapley values: what replaces a word that is left out; None deletes it.
+        samples: how many parts of a text are embedded for its Shapley values; None is as many as the tolerance needs.
+            For a short text, all subsets of its words are embedded, and its values are exact.
+        budget: how many parts of a text may be embedded; None is 1,024, or more for texts of more than 250 words.
+        name: what results call the model; None is its own name.
     """
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | SentenceTransformer | None = None,
+        model: str | os.PathLike[str] | SentenceTransformer | Callable[[list[str]], Any] | None = None,
         *,
-        layer: int = 0,
-        reference: Reference = USUAL_REFERENCE,
+        layer: int | None = None,
+        reference: Reference | None = None,
         fold_reference: bool = True,
         similarity: Literal["cosine", "dot"] | None = None,
+        path: Literal["straight", "relay", "relay-2", "relay-3", "secant"] | None = None,
+        detail: Literal["fine", "fast"] = "fine",
+        special: Literal["keep", "share"] = "keep",
         rule: Literal["gauss", "midpoint", "right"] = "gauss",
         steps: int | None = None,
         tolerance: float = 1e-3,
@@ -82,40 +99,110 @@ class Explainer:
         blocks: str | Sequence[str] | None = None,
         groups: Literal["words", "sentences"] | None = None,
         trust_remote_code: bool = False,
+        method: Literal["shapley"] | None = None,
+        mask: str | None = None,
+        samples: int | None = None,
+        budget: int | None = None,
+        name: str | None = None,
     ) -> None:
         get_rule(rule)
-        check_reference(reference)
+        policy.check_detail(detail)
+        if reference is not None:
+            check_reference(reference)
         self._groups = check_groups(groups)
-        encoder = _wrap(model, device, blocks, trust_remote_code)
-        if reference is USUAL_REFERENCE:
-            reference = encoder.shifted_by or "pad"
+        names = None if blocks is None else (blocks,) if isinstance(blocks, str) else tuple(blocks)
+        encoder = kinds.wrap(
+            model, method=method, device=device, blocks=names, trust_remote_code=trust_remote_code, name=name
+        )
         own = encoder.similarity
-        if similarity is None and own not in SIMILARITIES:
+        allowed = MAXSIM if isinstance(encoder, MultiVectorEncoder) else SIMILARITIES
+        if similarity is not None and similarity not in allowed:
+            choices = ", ".join(map(repr, allowed))
+            raise ValueError(f"similarity={similarity!r} is not known; choose {choices} or None, the model's own")
+        if similarity is None and own not in allowed:
             raise ValueError(
                 f"the similarity of {encoder.name!r} is {own!r}, which is not a product of embeddings; "
                 "give similarity='cosine' or 'dot'"
             )
+        sampling = {"mask": mask, "samples": samples, "budget": budget}
+        if not isinstance(encoder, Encoder):
+            # Counted from its output, every layer of an encoder without blocks is its input.
+            given = {
+                "layer": None if layer is None or layer <= 0 else layer,
+                "reference": reference,
+                "path": path,
+                "steps": steps,
+                "blocks": blocks,
+                "special": None if special == "keep" else special,
+            }
+            if encoder.path != "shapley":
+                given |= sampling
+            _refuse(given, f"{encoder.name!r} is not differentiated, but explained by {PATHLESS[encoder.path]}")
+            self._num_layers, self._layer_given = 0, True
+            settings = check_settings(
+                model=encoder.name,
+                reference=NOTHING,
+                fold_reference=fold_reference,
+                similarity=similarity or own,
+                rule=rule,
+                steps=samples,
+                tolerance=tolerance,
+                least_tolerance=1e-9,
+                trust_remote_code=trust_remote_code,
+                path=encoder.path,
+                mask=mask,
+                budget=budget,
+            )
+            self._method = Direct(encoder, settings)
+            return
+        _refuse(sampling, f"{encoder.name!r} is differentiated, and nothing is sampled; method='shapley' samples")
+        if reference is None:
+            reference = encoder.shifted_by or "pad"
         with LOCK:
             self._num_layers = encoder.num_layers
             encoder.check_reference(reference)
         settings = check_settings(
             model=encoder.name,
-            layer=check_layer(layer, self._num_layers),
+            layer=0 if layer is None else check_layer(layer, self._num_layers),
             reference=name_of(reference),
             fold_reference=fold_reference,
             similarity=similarity or own,
             rule=rule,
             steps=steps,
             tolerance=tolerance,
-            least=_least(encoder),
+            least_tolerance=_least_tolerance(encoder),
+            blocks=names,
+            trust_remote_code=trust_remote_code,
+            path=path or policy.choose_path(encoder, steps is not None or rule != "gauss" or not fold_reference),
+            special=special,
         )
-        self._preparation = Preparation(encoder, reference, layer, settings)
+        self._method = Method(encoder, reference, 0 if layer is None else layer, settings)
+        self._layer_given = layer is not None
+        if layer is None:
+            self._method = self.at_detail(detail)._method
 
     @classmethod
     def with_settings(
-        cls, settings: Settings, model: str | os.PathLike[str] | None = None, device: str | None = None
+        cls,
+        settings: Settings,
+        model: str | os.PathLike[str] | Callable[[list[str]], Any] | None = None,
+        device: str | None = None,
     ) -> Explainer:
-        """An explainer as the one that results with these settings came from; the model may have moved."""
+        """Make an explainer like the one that computed results with these settings; its model may have moved."""
+        if settings.path in PATHLESS:
+            sampled = settings.path == "shapley"
+            return cls(
+                model or settings.model,
+                device=device,
+                method="shapley" if sampled and not callable(model) else None,
+                fold_reference=settings.fold_reference,
+                similarity=settings.similarity,  # type: ignore[arg-type]  # checked here as anybody's are
+                samples=settings.steps,
+                tolerance=settings.tolerance,
+                trust_remote_code=settings.trust_remote_code,
+                mask=settings.mask,
+                budget=settings.budget,
+            )
         return cls(
             model or settings.model,
             device=device,
@@ -126,22 +213,31 @@ class Explainer:
             rule=settings.rule,  # type: ignore[arg-type]
             steps=settings.steps,
             tolerance=settings.tolerance,
+            blocks=settings.blocks,
+            trust_remote_code=settings.trust_remote_code,
+            path=settings.path,  # type: ignore[arg-type]
+            special=settings.special,  # type: ignore[arg-type]
         )
 
     def check_portable(self, what: str) -> None:
-        """An error if ``with_settings`` could not make this explainer again, as something needs that outlives it."""
-        if not isinstance(self._preparation.reference, str):
+        """Raise an error that names ``what`` if ``with_settings`` could not make this explainer again."""
+        if isinstance(self._method, Method) and not isinstance(self._method.reference, str):
             name = self.settings.reference
             raise ValueError(f"{what} cannot remember a reference that is a function, {name}; give a token or a text")
+        if self.settings.similarity in MAXSIM:
+            raise ValueError(
+                f"{what} keeps one vector for each text, and {self.settings.model!r} gives several; use rank or "
+                "explain_many"
+            )
         if self._groups is not None:
             raise ValueError(
                 f"{what} is of tokens, not of groups={self._groups!r:.60}; words can be made of them later"
             )
 
     @property
-    def asymmetric(self) -> bool:
-        """Whether the model reads queries and documents in different ways."""
-        return self._encoder.asymmetric
+    def routed(self) -> bool:
+        """Whether the model has separate encoders (routes) for queries and documents."""
+        return self._method.encoder.routed
 
     @property
     def num_layers(self) -> int:
@@ -149,26 +245,69 @@ class Explainer:
         return self._num_layers
 
     @property
-    def settings(self) -> Settings:
-        return self._preparation.settings
+    def model(self) -> Any:
+        """The model that is explained: a SentenceTransformer, or what was given instead of one."""
+        return self._method.encoder.model
 
     @property
-    def model(self) -> SentenceTransformer:
-        return self._encoder.model
+    def identity(self) -> str:
+        """A hash of everything that decides the model's embeddings; of a function, of its name."""
+        return self._method.encoder.identity()
 
     @property
-    def _encoder(self) -> Encoder:
-        return self._preparation.encoder
+    def dimensions(self) -> int:
+        """The number of dimensions of the embeddings."""
+        return self._method.encoder.dimensions
+
+    @property
+    def usage(self) -> Usage:
+        """How many texts and characters a black box has embedded so far, in how many calls; others are not counted."""
+        return getattr(self._method.encoder, "usage", Usage())
+
+    def foresee(self, inputs: Sequence[Value], groups: Groups = None) -> int:
+        """Return how many texts at most a black box embeds to decompose these inputs; others embed just the inputs."""
+        requests = self._requests(inputs, groups=groups)
+        most = self._method.encoder.most_texts if isinstance(self._method, Direct) else lambda *_: 1
+        return sum(most(request, self.settings) for request in {each.key: each for each in requests}.values())
 
     def __repr__(self) -> str:
         return f"Explainer({self.settings})"
 
     def at_layer(self, layer: int) -> Explainer:
-        """The same explainer at another layer; the model is shared, and nothing is loaded again."""
-        twin = copy.copy(self)
+        """Return the same explainer at another layer; the model is shared, and nothing is loaded again."""
+        if isinstance(self._method, Direct) and is_int(layer) and layer <= 0:
+            return self
+        other = copy.copy(self)
+        how = self._runner.differentiable(f"layer {layer!r}")
         settings = replace(self.settings, layer=check_layer(layer, self._num_layers))
-        twin._preparation = replace(self._preparation, layer=layer, settings=settings)
-        return twin
+        other._method = replace(how, layer=layer, settings=settings)
+        other._layer_given = True
+        return other
+
+    def at_detail(self, detail: Literal["fine", "fast"]) -> Explainer:
+        """Return the same explainer at the layer that suits the model and this level of detail.
+
+        An explainer whose layer was given stays at it.
+        """
+        policy.check_detail(detail)
+        if self._layer_given or isinstance(self._method, Direct):
+            return self
+        # Counted from the output, so that a second tower of another depth is cut at the same distance from it.
+        other = self.at_layer(policy.choose_layer(self._method, detail) - self._num_layers - 1)
+        other._layer_given = False
+        return other
+
+    def with_model(self, model: SentenceTransformer) -> Explainer:
+        """Return the same explainer of another model of as many blocks: a changed copy of its own, for example."""
+        how = self._runner.differentiable("blocks")
+        encoder = type(how.encoder)(model, self.settings.model, self.settings.blocks)
+        with LOCK:
+            count = encoder.num_layers
+        if count != self._num_layers:
+            raise ValueError(f"the other model has {count} blocks, and this explainer's {self._num_layers}")
+        other = copy.copy(self)
+        other._method = replace(how, encoder=encoder)
+        return other
 
     def explain(
         self,
@@ -180,16 +319,17 @@ class Explainer:
         prompt: Both[str | None] = None,
         groups: Both[Groups] = None,
     ) -> Explanation:
-        """Why the model gives these two inputs their score.
+        """Explain why the model gives these two inputs their score.
 
         Inputs are texts; for a model that reads pictures also Pillow images and paths of image files.
 
         Args:
-            a, b: the two inputs; of an asymmetric model, the query and the document.
+            a, b: the two inputs; of a model with prompts or routes for them, the query and the document.
             task: what ``encode`` is told: ``"query"`` is ``encode_query``, ``"document"`` is ``encode_document``.
-                One for both sides, or a pair; so for the rest.
+                One for both sides, or a pair, like the other options. None means a query and a document if the model
+                reads them in different ways.
             prompt_name: the name of one of the model's prompts.
-            prompt: a prompt itself.
+            prompt: a prompt itself; ``""`` is none.
             groups: what is explained, instead of the explainer's own: ``"words"``, ``"sentences"`` or a list of
                 character spans (start, end), as a pair where the sides differ.
         """
@@ -206,35 +346,26 @@ class Explainer:
         groups: Both[Groups] = None,
     ) -> Iterator[Explanation]:
         """Explain pairs in order; inputs run in batches, and one that many pairs share runs once."""
-        readings = self._readings(task, prompt_name, prompt)
-        chosen = [self._groups if one is None else check_groups(one) for one in _both_groups(groups)]
+        first, second = self._sides(task, prompt_name, prompt, both_groups(groups, self._groups))
 
         def requests() -> Iterator[tuple[Request, Request]]:
             for number, pair in enumerate(pairs):
-                a, b = _check_pair(pair, number)
-                yield Request(a, readings[0], chosen[0]), Request(b, readings[1], chosen[1])
+                if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+                    raise TypeError(f"pair {number} is not two texts: {pair!r:.80}")
+                yield first(pair[0]), second(pair[1])
 
-        results = self._explain_windows(requests())
-        return _shown(results, "pairs", len(pairs) if isinstance(pairs, Sized) else None) if progress else results
+        total = len(pairs) if isinstance(pairs, Sized) else None
+        return track(self._runner.explain(requests()), "pairs", total, enabled=progress)
 
-    def _readings(self, task: Any, prompt_name: Any, prompt: Any) -> list[Reading]:
-        """How each side of a pair is read; the sides of an asymmetric model are a query and a document."""
-        tasks = ("query", "document") if task is None and self._encoder.asymmetric else _both("task", task)
-        names, prompts = _both("prompt_name", prompt_name), _both("prompt", prompt)
-        return [Reading(*one) for one in zip(tasks, names, prompts, strict=True)]
-
-    def _explain_windows(self, pairs: Iterator[tuple[Request, Request]]) -> Iterator[Explanation]:
-        known: dict[Hashable, Decomposition] = {}
-        warned = False
-        while window := list(islice(pairs, PAIRS_TOGETHER)):
-            # What this window shares with the last one is kept; a query's decomposition so lasts while it is used.
-            keys = {side.key for pair in window for side in pair}
-            known = {key: found for key, found in known.items() if key in keys}
-            results = self._explain_window(window, known)
-            if not warned:
-                found = [(result.relative_error, max(result.nodes)) for result in results]
-                warned = self._warn_missed(found, self.settings.tolerance, "pairs")
-            yield from results
+    def readings(
+        self,
+        task: Both[str | None] = None,
+        prompt_name: Both[str | None] = None,
+        prompt: Both[str | None] = None,
+    ) -> Readings:
+        """Return how queries and documents are read, with their prompts in full: what a stored result records."""
+        query, document = both_options(task, prompt_name, prompt, self.asymmetric)
+        return query.resolved(self.model), document.resolved(self.model)
 
     def decompose(
         self,
@@ -246,29 +377,61 @@ class Explainer:
         prompt: str | None = None,
         groups: Groups = None,
     ) -> list[Decomposition]:
-        """Each input's embedding as a sum over its tokens; made once, used in any number of pairs."""
+        """Write each input's embedding as a sum over its tokens; done once, it serves any number of pairs."""
+        return self._runner.decompose(self._requests(inputs, task, prompt_name, prompt, groups), progress)
+
+    def path_values(self, inputs: Sequence[Value], alpha: Sequence[float] | Floats) -> list[NDArray[np.floating]]:
+        """Return the embeddings at positions from 0 to 1 on the way from each input's reference to it.
+
+        Returns:
+            For each input, (positions, dimensions). No derivative is taken.
+        """
+        positions = np.asarray(alpha, np.float64)
+        return self._along(inputs, lambda integral: integral.curve(positions))
+
+    def path_total(
+        self, inputs: Sequence[Value], alpha: Sequence[float] | Floats, weights: Sequence[float] | Floats
+    ) -> list[NDArray[np.floating]]:
+        """Return what a quadrature rule yields for all tokens of each input together.
+
+        Args:
+            alpha: the nodes of the rule, from 0 to 1.
+            weights: their weights.
+
+        Returns:
+            For each input, (dimensions,), by one tangent at each node.
+        """
+        nodes, sizes = np.asarray(alpha, np.float64), np.asarray(weights, np.float64)
+        return self._along(inputs, lambda integral: integral.total(nodes, sizes))
+
+    def _along(
+        self, inputs: Sequence[Value], compute: Callable[[Integral], NDArray[np.floating]]
+    ) -> list[NDArray[np.floating]]:
+        requests = self._requests(inputs)
+        results: dict[Hashable, NDArray[np.floating]] = {}
+
+        def derive(keys: list[Hashable], integral: Integral, _: list[TokenSource]) -> None:
+            results.update(zip(keys, compute(integral), strict=True))
+
+        self._runner.derive(requests, derive)
+        return [results[request.key] for request in requests]
+
+    def _requests(
+        self, inputs: Any, task: Any = None, prompt_name: Any = None, prompt: Any = None, groups: Any = None
+    ) -> list[Request]:
         if isinstance(inputs, str) or not isinstance(inputs, Iterable):
             raise TypeError(f"decompose takes a list of texts, not one: give [{inputs!r:.60}]")
-        _both("task", task), _both("prompt_name", prompt_name), _both("prompt", prompt)
-        chosen = self._groups if groups is None else check_groups(groups)
-        asked = [Request(check_input(one), Reading(task, prompt_name, prompt), chosen) for one in inputs]
-        distinct = list({one.key: one for one in asked}.values())
-        found: dict[Hashable, Decomposition] = {}
-        chunks = [distinct[i : i + 4 * TEXTS_TOGETHER] for i in range(0, len(distinct), 4 * TEXTS_TOGETHER)]
-        for chunk in _shown(chunks, "texts", len(chunks)) if progress else chunks:
-            for keys, bucket in self._preparation.prepare(chunk).buckets():
-                found |= zip(keys, bucket.decompose(), strict=True)
-        errors = [(dec.error, dec.nodes) for dec in found.values()]
-        self._warn_missed(errors, self.settings.text_tolerance, "texts")
-        return [found[one.key] for one in asked]
+        grouping = self._groups if groups is None else check_groups(groups)
+        options = EncodeOptions(task, prompt_name, prompt)
+        return [Request.of(value, options, grouping) for value in inputs]
 
     @staticmethod
     def pair(a: Decomposition, b: Decomposition) -> Explanation:
-        """The explanation of two decomposed inputs: one matrix product, no model."""
+        """Explain the score of two decomposed inputs: one matrix product, no model."""
         for side in (a, b):
             if not isinstance(side, Decomposition):
                 raise TypeError(f"pair takes two decompositions, not a {type(side).__name__}: use explain for texts")
-        return combine(a, b)
+        return method.combine(a, b)
 
     def features(
         self,
@@ -281,166 +444,48 @@ class Explainer:
         prompt_name: Both[str | None] = None,
         prompt: Both[str | None] = None,
     ) -> NDArray[np.floating]:
-        """One token pair's entry of the matrix, before it was reduced: features of token i × features of token j.
+        """Return one entry of the matrix before it is summed: features of token i × features of token j.
 
         The block sums to the entry. Where the reference is folded, the features of a token share its part equally.
         """
-        readings = self._readings(task, prompt_name, prompt)
-        sides = []
-        for value, reading, row in zip((a, b), readings, (i, j), strict=True):
-            asked = Request(check_input(value), reading, None)
-            ((_, bucket),) = self._preparation.prepare([asked]).buckets()
-            (dec,) = bucket.decompose()
-            if not is_int(row) or not -len(dec.tokens) <= row < len(dec.tokens):
-                raise IndexError(f"token {row!r} is out of range: {shown(dec.text)} has {len(dec.tokens)} tokens")
-            sides.append((bucket.features(row % len(dec.tokens), dec), np.linalg.norm(dec.embedding)))
+        sides: list[tuple[NDArray[np.floating], float]] = []
+        for value, ask, row in zip((a, b), self._sides(task, prompt_name, prompt), (i, j), strict=True):
+
+            def split(_: Any, integral: Integral, members: list[TokenSource], row: int = row) -> None:
+                (decomposition,) = method.decompose(integral, members, self.settings)
+                count = len(decomposition.tokens)
+                if not is_int(row) or not -count <= row < count:
+                    raise IndexError(f"token {row!r} is out of range: {quote(decomposition.text)} has {count} tokens")
+                features = method.split_features(integral, row % count, decomposition)
+                sides.append((features, float(np.linalg.norm(decomposition.embedding))))
+
+            self._runner.derive([ask(value)], split)
         (left, norm_a), (right, norm_b) = sides
         scale = norm_a * norm_b if self.settings.similarity == "cosine" else 1.0
         return np.asarray(left @ right.T / scale)
 
-    def rank(
+    def embed(
         self,
-        query: Value,
-        documents: Sequence[Value],
-        top: int = 10,
+        inputs: Sequence[Value],
         *,
-        task: Both[str | None] = None,
-        prompt_name: Both[str | None] = None,
-        prompt: Both[str | None] = None,
-        groups: Both[Groups] = None,
-    ) -> Ranking:
-        """The best documents for a query by the model's own scores, each explained; the query is decomposed once."""
-        if isinstance(documents, str) or not documents:
-            raise TypeError(f"rank takes a list of documents, not {documents!r:.60}")
-        if not is_int(top) or top < 1:
-            raise ValueError(f"top={top!r} is not a number of hits; give 1 or more")
-        readings = self._readings(task, prompt_name, prompt)
-        checked = [check_input(one) for one in documents]
+        task: str | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> NDArray[np.floating]:
+        """Return the model's own embeddings of inputs (inputs, dimensions), which scores are products of."""
         with LOCK:
-            (asked,) = self._encoder.vectors([check_input(query)], readings[0])
-            found = self._encoder.vectors(checked, readings[1])
-        if self.settings.similarity == "cosine":
-            asked = asked / max(float(np.linalg.norm(asked)), 1e-30)
-            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-30)
-        best = top_of(found @ asked, int(top))
-        pairs = [(query, checked[i]) for i in best]
-        reasons = self.explain_many(pairs, task=task, prompt_name=prompt_name, prompt=prompt, groups=groups)
-        hits = tuple(
-            Hit(place, i, why.score, why.text_b, why)
-            for place, (i, why) in enumerate(zip(best, reasons, strict=True), 1)
-        )
-        return Ranking(hits[0].explanation.text_a, hits, len(checked))
-
-    def _explain_window(
-        self, window: Sequence[tuple[Request, Request]], known: dict[Hashable, Decomposition]
-    ) -> list[Explanation]:
-        new = self._preparation.prepare([side for pair in window for side in pair if side.key not in known])
-        projected = self._projected(window, known, new)
-        # A bucket is made once for all its inputs, projected or not: they share a run through the encoder.
-        homes: dict[Hashable, tuple[Bucket, int]] = {}
-        long_ones = set(projected.values())
-        for keys, bucket in new.buckets():
-            homes |= {key: (bucket, i) for i, key in enumerate(keys) if key in long_ones}
-            whole = [i for i, key in enumerate(keys) if key not in long_ones]
-            known |= zip([keys[i] for i in whole], bucket.decompose(whole), strict=True)
-        results = []
-        for number, pair in enumerate(window):
-            a, b = (side.key for side in pair)
-            long = projected.get(number)
-            if long is None:
-                results.append(combine(known[a], known[b]))
-                continue
-            bucket, i = homes[long]
-            side = bucket.project(i, known[b if long == a else a])
-            results.append(combine(side, known[b]) if long == a else combine(known[a], side))
-        return results
-
-    def _projected(
-        self, window: Sequence[tuple[Request, Request]], known: dict[Hashable, Decomposition], new: Prepared
-    ) -> dict[int, Hashable]:
-        """The long side of each pair, by the pair's number, that need not be decomposed.
-
-        If it meets a single, shorter one, reverse mode along that one's rows gives their matrix with fewer passes.
-        """
-        rows = {key: len(dec.tokens) for key, dec in known.items()}
-        rows |= {key: len(item.side["tokens"]) for key, item in new.items.items()}
-        # At the input of most models the template's own tokens do not move, and need no tangent.
-        first = self.settings.layer == 0 and isinstance(self._preparation.reference, str)
-        still = {
-            key: sum(kind in ("special", "prompt") for kind in item.side["kinds"]) for key, item in new.items.items()
-        }
-        uses = Counter(key for pair in window for key in {side.key for side in pair})
-        found: dict[int, Hashable] = {}
-        for number, pair in enumerate(window):
-            keys: list[Hashable] = [side.key for side in pair]
-            short, long = sorted(keys, key=lambda key: (key in new.items, rows[key]))
-            if long not in new.items or uses[long] > 1 or long == short:
-                continue
-            tangents = rows[long] - (still[long] if first else 0)
-            if REVERSE_COST * rows[short] < min(tangents, REVERSE_COST * len(new.items[long].embedding)):
-                found[number] = long
-        return found
-
-    def _warn_missed(self, found: Sequence[tuple[float, int]], tolerance: float, what: str) -> bool:
-        # The model's own rounding is no fault of the result's, and no number of nodes would mend it.
-        allowed = tolerance + 4 * torch.finfo(self._encoder.dtype).eps
-        return warn_missed(found, allowed, self.settings, what)
+            return self._method.encoder.vectors(list(inputs), EncodeOptions(task, prompt_name, prompt))
 
 
-def _wrap(model: Any, device: Any, blocks: str | Sequence[str] | None, trust_remote_code: bool) -> Encoder:
-    from sentence_transformers import SentenceTransformer
-
-    if isinstance(model, SentenceTransformer):
-        if device is not None and torch.device(device).type != torch.device(model.device).type:
-            raise ValueError(
-                f"device={str(device)!r}, but the model given is on {str(model.device)!r} and is never moved; "
-                "move it yourself, or give its name"
-            )
-        from whymatch.training.shift import shift_of
-
-        name = getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__
-        return Encoder(model, name if shift_of(model) is None else f"{name} (adjusted)", blocks)
-    if model is None or isinstance(model, str | os.PathLike):
-        return Encoder(*models.load(model, None if device is None else str(device), trust_remote_code), blocks)
-    raise TypeError(
-        f"model must be a hub id, a folder or a SentenceTransformer, not {type(model).__name__}: {model!r:.60}"
-    )
+def _refuse(given: dict[str, Any], reason: str) -> None:
+    """Raise an error if any of these was given; None is what nobody gives."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name}={value!r:.60} has no meaning here: {reason}")
 
 
-def _both(name: str, value: Any) -> tuple[Any, Any]:
-    """One value for both sides, or a pair of them."""
-    a, b = value if isinstance(value, tuple | list) and len(value) == 2 else (value, value)
-    if not all(one is None or isinstance(one, str) for one in (a, b)):
-        raise TypeError(f"{name}={value!r:.80} is neither a text nor a pair of them")
-    return a, b
-
-
-def _both_groups(groups: Any) -> tuple[Any, Any]:
-    """A pair of groupings; a list of spans is one grouping, and so is a tuple of two of them."""
-    if isinstance(groups, tuple) and len(groups) == 2 and not any(_is_span(one) for one in groups):
-        return groups
-    return groups, groups
-
-
-def _is_span(value: Any) -> bool:
-    return isinstance(value, Sequence) and len(value) == 2 and all(is_int(one) for one in value)
-
-
-def _least(encoder: Encoder) -> float:
-    """The tightest tolerance that the arithmetic can meet."""
+def _least_tolerance(encoder: Encoder) -> float:
+    """Return the tightest tolerance that the arithmetic can meet."""
     if encoder.device.type == "mps":  # which has no double precision to derive in
         return 1e-5
     return 8 * torch.finfo(torch.float64 if encoder.dtype == torch.float64 else torch.float32).eps
-
-
-def _check_pair(pair: Any, number: int) -> tuple[Value, Value]:
-    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-        raise TypeError(f"pair {number} is not two texts: {pair!r:.80}")
-    return check_input(pair[0]), check_input(pair[1])
-
-
-def _shown(items: Iterable[Any], what: str, total: int | None) -> Iterator[Any]:
-    from rich.console import Console
-    from rich.progress import track
-
-    return iter(track(items, description=what, total=total, console=Console(stderr=True)))

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from whymatch.alignment import Alignment, Kind, align
-from whymatch.decomposition import Decomposition, Projection, Settings, Side
-from whymatch.files import written_aside
-from whymatch.picture import Box, Image
+from whymatch.files import read_sealed_json, write_sealed_json
+from whymatch.frames import require_pandas
+from whymatch.highlights import COARSER, Highlight, Highlights, Part, Unit, highlight_side, parts_of
+from whymatch.pictures import Box, Image
 from whymatch.quadrature import Floats
-from whymatch.text import Span, group_words, labels_of
+from whymatch.settings import MAXSIM, PATHLESS, SIMILARITIES, Settings, check_top, is_int
+from whymatch.sides import Side, numbers
+from whymatch.words import Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMAT, VERSION = "whymatch.explanation", 1
+FORMAT, VERSION = "whymatch.explanation", 2
 
 
 class Pair(NamedTuple):
@@ -39,45 +42,46 @@ class Pair(NamedTuple):
 class Explanation:
     """A similarity score written as a sum.
 
-    ``score = matrix.sum() + effects_a.sum() + effects_b.sum() + constant``, up to ``error``. The effects and the
+    ``score = matrix.sum() + a.effects.sum() + b.effects.sum() + constant``, up to ``error``. The effects and the
     constant are what the references have to do with the score; they are zero when the references are folded into
     the tokens.
+
+    Attributes:
+        score: what the model itself gives the pair.
+        matrix: what each token of a with each token of b adds to the score.
+        constant: the product of the two references.
+        norms: ‖e(a)‖ ‖e(b)‖ in the score's unit: 1 for cosine.
+        a, b: the two sides: their tokens, and how they were derived.
+        settings: how the explanation was computed.
+        reduce: "sum", or "mean" where tokens were averaged over words and do not sum to the score.
+        deviations: the standard error of each entry, where contributions were sampled and it is known.
     """
 
     score: float
-    matrix: Floats  # (tokens_a, tokens_b)
-    effects_a: Floats  # (tokens_a,) each token of a with the reference of b
-    effects_b: Floats  # (tokens_b,)
-    constant: float  # the two references with each other
-    norms: float  # ‖e(a)‖ ‖e(b)‖ in the score's unit: 1 for cosine
-    text_a: str
-    text_b: str
-    tokens_a: tuple[str, ...]
-    tokens_b: tuple[str, ...]
-    offsets_a: tuple[Span, ...]
-    offsets_b: tuple[Span, ...]
-    kinds_a: tuple[str, ...]  # "text", "special" (of the template), "prompt", "patch" (of a picture) or "group"
-    kinds_b: tuple[str, ...]
-    boxes_a: tuple[Box, ...] | None  # where a side is a picture: its patches, in its pixels
-    boxes_b: tuple[Box, ...] | None
-    image_a: Image | None  # the picture itself, small, as a data: address, and its own width and height
-    image_b: Image | None
-    truncated_a: bool
-    truncated_b: bool
-    nodes: tuple[int, int]
-    modes: tuple[str, str]
+    matrix: Floats  # (tokens of a, tokens of b)
+    constant: float
+    norms: float
+    a: Side
+    b: Side
     settings: Settings
-    units: tuple[str, str] = ("token", "token")  # what rows and columns are: token, word, sentence, span, patch
     reduce: Literal["sum", "mean"] = "sum"
+    deviations: Floats | None = None  # (tokens of a, tokens of b)
+    # Explains the pair again with the tokens of one side, "a" or "b"; saved results and copies do not have it.
+    finer: Callable[[str], Explanation] | None = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "finer": None}
 
     @property
     def attributed(self) -> float:
         """Everything that has been given to tokens and references."""
-        return float(self.matrix.sum() + self.effects_a.sum() + self.effects_b.sum() + self.constant)
+        # The order in which NumPy adds depends on the memory's layout; in one layout a saved result has the same sum.
+        cells = np.ascontiguousarray(self.matrix).sum()
+        return float(cells + self.a.effects.sum() + self.b.effects.sum() + self.constant)
 
     @property
     def error(self) -> float:
-        """How far the sum is from the score that the model itself gives."""
+        """How far the sum is from the score that the model itself gives; measured."""
         return abs(self.score - self.attributed)
 
     @property
@@ -86,13 +90,57 @@ class Explanation:
         return self.error / self.norms
 
     @property
+    def entry_errors(self) -> Floats:
+        """How far each entry may be from its exact value, by the estimated errors of both sides; nan if unknown."""
+        a, b = self.a, self.b
+        if self.deviations is not None:
+            return self.deviations
+        if not (len(a.errors) and len(b.errors)):
+            return np.full(self.matrix.shape, math.nan)
+        return (np.outer(a.errors, b.sizes) + np.outer(a.sizes, b.errors)) * self.norms
+
+    @property
+    def entry_error(self) -> float:
+        """How far any entry may be from its exact value: the largest of :attr:`entry_errors`.
+
+        It is estimated while the derivatives are taken; nan for results of versions that did not estimate it.
+        """
+        return float(self.entry_errors.max(initial=0.0))
+
+    @property
+    def uncertainty(self) -> Floats:
+        """The standard error of each entry that comes from sampling; zero where nothing was sampled.
+
+        Sampling never changes the sum of the entries, only how it is divided among them.
+        """
+        return self.entry_errors if self.path == "shapley" else np.zeros(self.matrix.shape)
+
+    @property
+    def missing(self) -> tuple[Floats, Floats]:
+        """What is missing from a perfect match, for each token of either text: unmatched tokens carry the loss.
+
+        A text's similarity with itself, 1 for cosine, is also a sum over its tokens. Each number is a token's part of
+        that sum minus its part of this score, so a text's numbers sum to its similarity with itself minus the score.
+        """
+        if not self.settings.fold_reference or not self.sums_to_score:
+            raise ValueError(f"what is missing is known where the matrix sums to the score; here, {self.account}")
+        if self.settings.similarity in MAXSIM:
+            raise ValueError("a text of several vectors has others in each pair, and no perfect match to compare with")
+        if not (len(self.a.own) and len(self.b.own)):
+            raise ValueError(
+                "one text was not decomposed, only its products with the other were found; decompose both: "
+                "explainer.pair(*explainer.decompose([a, b]))"
+            )
+        return self.a.own - self.matrix.sum(1), self.b.own - self.matrix.sum(0)
+
+    @property
     def sums_to_score(self) -> bool:
         """Whether the entries are parts of the score; means over words are not."""
         return self.reduce == "sum"
 
     @property
     def account(self) -> str:
-        """What the matrix is of the score, in words for a view."""
+        """A phrase for views: how the matrix relates to the score."""
         if not self.sums_to_score:
             return "means over words: they do not sum to the score"
         if not self.settings.fold_reference:
@@ -100,10 +148,31 @@ class Explanation:
         return "the cells sum to the score"
 
     @property
+    def accuracy(self) -> str:
+        """A phrase for views: the error of the sum, and of its entries."""
+        entries = "" if math.isnan(self.entry_error) else f", entries within ±{self.entry_error:.0e}"
+        if self.path == "shapley":
+            largest = float(self.uncertainty.max(initial=0.0))
+            entries = f", entries ±{largest:.0e} (standard error)" if largest else ", entries exact"
+        return f"error {self.error:.0e}{entries}"
+
+    @property
+    def derivation(self) -> str:
+        """How the entries were found, in words for a view."""
+        if self.path == "shapley":
+            left_out = "deleted" if self.settings.mask is None else f"replaced by {self.settings.mask!r}"
+            return f"Shapley values from {self.nodes[0]:,} and {self.nodes[1]:,} embeddings, words {left_out}"
+        if self.path == "none":
+            return PATHLESS["none"]
+        return f"layer {self.layer}, {self.path} path"
+
+    @property
     def unit(self) -> str:
-        """What rows and columns are, in words for a view."""
+        """A word for views: what rows and columns stand for, in the plural."""
         a, b = (f"{unit}{'es' if unit.endswith('ch') else 's'}" for unit in self.units)
         return a if a == b else f"{a} and {b}"
+
+    # Shortcuts to the settings and the sides.
 
     @property
     def model(self) -> str:
@@ -112,6 +181,10 @@ class Explanation:
     @property
     def layer(self) -> int:
         return self.settings.layer
+
+    @property
+    def path(self) -> str:
+        return self.settings.path
 
     @property
     def rule(self) -> str:
@@ -125,25 +198,155 @@ class Explanation:
     def similarity(self) -> str:
         return self.settings.similarity
 
+    @property
+    def nodes(self) -> tuple[int, int]:
+        return self.a.nodes, self.b.nodes
+
+    @property
+    def modes(self) -> tuple[str, str]:
+        return self.a.mode, self.b.mode
+
+    @property
+    def units(self) -> tuple[str, str]:
+        return self.a.unit, self.b.unit
+
+    @property
+    def text_a(self) -> str:
+        return self.a.text
+
+    @property
+    def text_b(self) -> str:
+        return self.b.text
+
+    @property
+    def tokens_a(self) -> tuple[str, ...]:
+        return self.a.tokens
+
+    @property
+    def tokens_b(self) -> tuple[str, ...]:
+        return self.b.tokens
+
+    @property
+    def offsets_a(self) -> tuple[Span, ...]:
+        return self.a.offsets
+
+    @property
+    def offsets_b(self) -> tuple[Span, ...]:
+        return self.b.offsets
+
+    @property
+    def kinds_a(self) -> tuple[str, ...]:
+        return self.a.kinds
+
+    @property
+    def kinds_b(self) -> tuple[str, ...]:
+        return self.b.kinds
+
+    @property
+    def boxes_a(self) -> tuple[Box, ...] | None:
+        return self.a.boxes
+
+    @property
+    def boxes_b(self) -> tuple[Box, ...] | None:
+        return self.b.boxes
+
+    @property
+    def image_a(self) -> Image | None:
+        return self.a.image
+
+    @property
+    def image_b(self) -> Image | None:
+        return self.b.image
+
+    @property
+    def truncated_a(self) -> bool:
+        return self.a.truncated
+
+    @property
+    def truncated_b(self) -> bool:
+        return self.b.truncated
+
+    @property
+    def effects_a(self) -> Floats:
+        return self.a.effects
+
+    @property
+    def effects_b(self) -> Floats:
+        return self.b.effects
+
     def __repr__(self) -> str:
-        size = f"{len(self.tokens_a)} × {len(self.tokens_b)} {self.unit}"
+        size = f"{len(self.a)} × {len(self.b)} {self.unit}"
         note = "" if self.sums_to_score else ", means: does not sum to the score"
-        return f"Explanation({size}, score={self.score:.4f}, error={self.error:.1e}, layer={self.layer}{note})"
+        where = self.path if self.path in PATHLESS else f"layer={self.layer}"
+        return f"Explanation({size}, score={self.score:.4f}, error={self.error:.1e}, {where}{note})"
 
     def top(self, k: int = 10) -> list[Pair]:
-        """The ``k`` strongest pairs, by absolute value."""
-        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
-            raise ValueError(f"k={k!r} is not a number of pairs; give 0 or more")
-        order = np.argsort(-np.abs(self.matrix), axis=None, kind="stable")[:k]
+        """Return the ``k`` strongest pairs, by absolute value."""
+        order = np.argsort(-np.abs(self.matrix), axis=None, kind="stable")[: check_top(k, "k", "pairs", least=0)]
         places = zip(*(index.tolist() for index in np.unravel_index(order, self.matrix.shape)), strict=True)
         return [self.entry(i, j) for i, j in places]
 
     def entry(self, i: int, j: int) -> Pair:
-        """One entry of the matrix, with its tokens."""
-        return Pair(self.tokens_a[i], self.tokens_b[j], float(self.matrix[i, j]), int(i), int(j))
+        """Return one entry of the matrix, with its tokens."""
+        return Pair(self.a.tokens[i], self.b.tokens[j], float(self.matrix[i, j]), int(i), int(j))
+
+    def totals(self, side: Literal["a", "b"]) -> Floats:
+        """Return what each part of a side adds to the score."""
+        check_side(side)
+        own = self.matrix.sum(1) + self.a.effects if side == "a" else self.matrix.sum(0) + self.b.effects
+        return np.asarray(own, np.float64)
+
+    def beside(self, side: Literal["a", "b"]) -> float:
+        """Return what belongs to no part of a side: the reference terms of the other; zero when they are folded."""
+        check_side(side)
+        return float((self.b if side == "a" else self.a).effects.sum() + self.constant)
+
+    def highlights(self, side: Literal["a", "b"] = "b", unit: Unit = "words", top: int | None = None) -> Highlights:
+        """Return the spans of one text, in their order, with what each adds to the score; they sum to the score.
+
+        Args:
+            side: "a" or "b".
+            unit: "words", "sentences" or "tokens".
+            top: keep only this many of the strongest spans.
+        """
+        if not self.sums_to_score:
+            raise ValueError("means over words do not sum to the score; call highlights on the tokens' explanation")
+        totals = self.totals(side)
+        return highlight_side(getattr(self, side), totals, self.score, unit, self.beside(side), top)
+
+    def zoom(
+        self, sentence: int | tuple[int, int] | Highlight, side: Literal["a", "b"] = "b", unit: Unit = "tokens"
+    ) -> Highlights:
+        """Return the tokens, or words, of one sentence; they sum to the sentence's value.
+
+        An explanation of sentences is computed again with the tokens of this side, by the explainer that made it.
+
+        Args:
+            sentence: its number, counted from 0, or its span (start, end).
+            side: "a" or "b".
+            unit: "tokens" or "words".
+        """
+        check_side(side)
+        if not self.sums_to_score:
+            raise ValueError("means over words do not sum to the score; call zoom on the tokens' explanation")
+        own: Side = getattr(self, side)
+        grouped = own.unit in COARSER
+        part = _find_part(parts_of(own, "tokens" if grouped else "sentences"), sentence, own.text)
+        value = math.fsum(self.totals(side)[list(part.members)])
+        why = self
+        if grouped:
+            if self.finer is None:
+                raise ValueError(
+                    f"this explanation of {own.unit}s was saved or copied, and has no model to look closer with: "
+                    "explain the pair again, with tokens"
+                )
+            why = self.finer(side)
+        spans = why.highlights(side, unit)
+        inside = [span for span in spans.in_text if part.start <= span.start and span.end <= part.end]
+        return replace(spans, spans=tuple(inside), score=value)
 
     def align(self, kind: Kind = "mutual") -> Alignment:
-        """The few links a person would draw, and the share of the score that they carry.
+        """Return the few links a person would draw, and the share of the score that they carry.
 
         ``"mutual"``: entries that are each other's strongest; ``"assignment"``: each entry at most once; ``"flow"``:
         optimal transport of what the rows give to what the columns take.
@@ -151,7 +354,7 @@ class Explanation:
         return align(self, kind)
 
     def words(self, reduce: Literal["sum", "mean"] = "sum") -> Explanation:
-        """The same explanation over words.
+        """Return the same explanation over words.
 
         ``"sum"`` keeps the sum; ``"mean"``, the choice of the paper, does not, and the result says so.
         """
@@ -159,172 +362,207 @@ class Explanation:
             raise ValueError(f"reduce={reduce!r} is not known; choose 'sum' or 'mean'")
         if self.reduce == "mean":
             raise ValueError("these are means over words already; call words() on the tokens' explanation")
-        rows = group_words(self.text_a, self.offsets_a)
-        columns = group_words(self.text_b, self.offsets_b)
-        left, right = _pooling(rows, reduce), _pooling(columns, reduce)
-        labels_a, spans_a = labels_of(self.text_a, self.tokens_a, self.offsets_a, rows)
-        labels_b, spans_b = labels_of(self.text_b, self.tokens_b, self.offsets_b, columns)
-        return replace(
-            self,
-            matrix=left @ self.matrix @ right.T,
-            effects_a=left @ self.effects_a,
-            effects_b=right @ self.effects_b,
-            tokens_a=labels_a,
-            tokens_b=labels_b,
-            offsets_a=spans_a,
-            offsets_b=spans_b,
-            kinds_a=tuple(self.kinds_a[group[0]] for group in rows),
-            kinds_b=tuple(self.kinds_b[group[0]] for group in columns),
-            units=(_word(self.units[0]), _word(self.units[1])),
-            reduce=reduce,
-        )
+        (a, merge_a), (b, merge_b) = self.a.words(reduce), self.b.words(reduce)
+        # The standard error of a sum is at most the sum of those of its terms.
+        deviations = None if self.deviations is None else merge_a @ self.deviations @ merge_b.T
+        return replace(self, matrix=merge_a @ self.matrix @ merge_b.T, a=a, b=b, reduce=reduce, deviations=deviations)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, strings and numbers, from which :meth:`from_dict` makes an equal explanation."""
-        plain: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            value = [list(x) if isinstance(x, tuple) else x for x in value] if isinstance(value, tuple) else value
-            plain[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
-        return {"format": FORMAT, "version": VERSION, **plain, "settings": asdict(self.settings), "error": self.error}
+        """Return plain lists, strings and numbers, from which :meth:`from_dict` makes an equal explanation."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "score": self.score,
+            "error": self.error,
+            "entry_error": None if math.isnan(self.entry_error) else self.entry_error,
+            "matrix": self.matrix.tolist(),
+            "constant": self.constant,
+            "norms": self.norms,
+            "a": self.a.to_dict(),
+            "b": self.b.to_dict(),
+            "reduce": self.reduce,
+            "deviations": None if self.deviations is None else self.deviations.tolist(),
+            "settings": asdict(self.settings),
+        }
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Explanation:
+    def from_dict(cls, data: Any) -> Explanation:
+        """Make an explanation from what :meth:`to_dict` returns, of this version or an earlier one."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ValueError(f"not an explanation: its format is {found!r}, not {FORMAT!r}")
-        if data.get("version") != VERSION:
+            kind = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"not an explanation: its format is {kind!r:.60}, not {FORMAT!r}")
+        version = data.get("version")
+        if not is_int(version) or version not in (1, VERSION):
             raise ValueError(
-                f"this explanation has format version {data.get('version')!r}, and this whymatch reads {VERSION}; "
+                f"this explanation has format version {version!r:.60}, and this whymatch reads 1 to {VERSION}; "
                 "use the whymatch that wrote it, or explain again"
             )
         try:
-            values = {field.name: data[field.name] for field in fields(cls)}
-            shape = (len(values["tokens_a"]), len(values["tokens_b"]))
-            for name, size in (("matrix", shape), ("effects_a", shape[:1]), ("effects_b", shape[1:])):
-                values[name] = np.asarray(values[name], dtype=np.float64)
-                if values[name].shape != size:
-                    raise ValueError(f"{name} has the shape {values[name].shape}, not {size}")
-            for name in ("tokens_a", "tokens_b", "kinds_a", "kinds_b", "nodes", "modes", "units"):
-                values[name] = tuple(values[name])
-            for name in ("image_a", "image_b"):
-                values[name] = None if values[name] is None else tuple(values[name])
-            for name in ("boxes_a", "boxes_b"):
-                values[name] = None if values[name] is None else tuple(tuple(map(int, box)) for box in values[name])
-            for name in ("offsets_a", "offsets_b"):
-                values[name] = tuple((int(low), int(high)) for low, high in values[name])
-            if (len(values["offsets_a"]), len(values["offsets_b"])) != shape:
-                raise ValueError("there are not as many offsets as tokens")
-            values["settings"] = Settings(**values["settings"])
+            return cls._from_dict(_upgrade(data) if version == 1 else data)
         except KeyError as error:
             raise ValueError(f"this explanation has no {error.args[0]!r}: it is incomplete") from None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"this explanation is damaged: {error}") from None
-        return cls(**values)
+
+    @classmethod
+    def _from_dict(cls, data: Mapping[str, Any]) -> Explanation:
+        a, b = Side.from_dict(data["a"]), Side.from_dict(data["b"])
+        if data["reduce"] not in ("sum", "mean"):
+            raise ValueError(f"reduce is {data['reduce']!r:.60}, not 'sum' or 'mean'")
+        if not _number(data["norms"], "norms") > 0:
+            raise ValueError(f"norms is {data['norms']!r:.60}, which is not above 0")
+        return cls(
+            score=_number(data["score"], "score"),
+            matrix=numbers(data["matrix"], "matrix", (len(a), len(b))),
+            constant=_number(data["constant"], "constant"),
+            norms=_number(data["norms"], "norms"),
+            a=a,
+            b=b,
+            settings=_settings(data["settings"]),
+            reduce=data["reduce"],
+            deviations=None
+            if data.get("deviations") is None
+            else numbers(data["deviations"], "deviations", (len(a), len(b))),
+        )
+
+    def to_pandas(self) -> Any:
+        """Return the matrix as a pandas DataFrame, with the parts of a as rows and those of b as columns."""
+        return require_pandas().DataFrame(self.matrix, index=list(self.a.tokens), columns=list(self.b.tokens))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON, exact to the last bit; the file is whole or not there."""
-        with written_aside(path) as aside:
-            aside.write_text(json.dumps(self.to_dict(), ensure_ascii=False) + "\n", encoding="utf-8")
+        """Write JSON, exact to the last bit; the file is either complete or absent."""
+        write_sealed_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Explanation:
+        """Read what :meth:`save` wrote."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            data = read_sealed_json(path)
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{str(path)!r} is not JSON: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{str(path)!r} is damaged: {error}") from None
         return cls.from_dict(data)
 
-    def plot(self, kind: Literal["heatmap", "links"] = "heatmap") -> tuple[Figure, Axes]:
-        """A heat map of the matrix, or the two texts above each other with the links between them."""
+    def plot(
+        self, kind: Literal["heatmap", "links"] = "heatmap", ax: Axes | None = None, top: int = 60
+    ) -> tuple[Figure, Axes]:
+        """Draw a heat map of the matrix, or the two texts above each other with the links between them.
+
+        Args:
+            kind: "heatmap" or "links".
+            ax: where to draw; None makes a figure.
+            top: the largest number of rows, and of columns, to draw: those that matter most, in order.
+        """
         from whymatch.views import figures
 
         if kind not in figures.KINDS:
             raise ValueError(f"kind={kind!r} is not known; choose {', '.join(map(repr, figures.KINDS))}")
-        return figures.KINDS[kind](self)
+        return figures.KINDS[kind](self, ax, check_top(top, what="rows and columns"))
 
-    def to_html(self, begin: Literal["tokens", "words"] = "tokens") -> str:
-        """A page of its own: no network, no script from elsewhere. It begins with tokens or with words."""
+    def to_html(self, begin: Literal["tokens", "words"] | None = None) -> str:
+        """Return a self-contained page that loads nothing from the network.
+
+        It begins with words, as they are written, or with tokens.
+        """
         from whymatch.views.page import page
 
         return page([self], begin=begin)
 
+    def widget(self, explainer: Any = None) -> Any:
+        """Return a view for notebooks whose state Python reads and sets; the page itself where anywidget is missing.
+
+        Args:
+            explainer: what made this, a :class:`whymatch.Explainer`; with it the view can change layer and texts.
+        """
+        from whymatch.views.widget import show
+
+        return show(self, explainer)
+
     def _repr_html_(self) -> str:
-        """For notebooks: the page in a frame of its own, so that any number of them can be shown."""
-        from whymatch.views.page import frame
+        """Show the page in a notebook, in its own frame, so that several can be shown."""
+        from whymatch.views.page import frame, page
 
-        return frame(self)
-
-
-def combine(a: Side, b: Side) -> Explanation:
-    """The explanation of a pair of texts, at least one of them decomposed."""
-    _check_alike(a.settings, b.settings)
-    if a.embedding.shape != b.embedding.shape:
-        sizes = f"{a.embedding.shape[0]} and {b.embedding.shape[0]}"
-        raise ValueError(f"these decompositions do not belong together: their embeddings have {sizes} dimensions")
-    ref_a, ref_b = np.asarray(a.reference, np.float64), np.asarray(b.reference, np.float64)
-    if isinstance(b, Projection):
-        matrix, effects_b = np.asarray(b.matrix, np.float64), np.asarray(b.effects, np.float64)
-        effects_a = _rows(a) @ ref_b
-    elif isinstance(a, Projection):
-        matrix, effects_a = np.asarray(a.matrix, np.float64).T, np.asarray(a.effects, np.float64)
-        effects_b = _rows(b) @ ref_a
-    else:
-        matrix, effects_a, effects_b = _rows(a) @ _rows(b).T, _rows(a) @ ref_b, _rows(b) @ ref_a
-    left, right = np.asarray(a.embedding, np.float64), np.asarray(b.embedding, np.float64)
-    norms = max(float(np.linalg.norm(left) * np.linalg.norm(right)), float(np.finfo(np.float64).tiny))
-    scale = 1 / norms if a.settings.similarity == "cosine" else 1.0
-    return Explanation(
-        score=float(left @ right) * scale,
-        norms=norms * scale,
-        matrix=matrix * scale,
-        effects_a=effects_a * scale,
-        effects_b=effects_b * scale,
-        constant=float(ref_a @ ref_b) * scale,
-        text_a=a.text,
-        text_b=b.text,
-        tokens_a=a.tokens,
-        tokens_b=b.tokens,
-        offsets_a=a.offsets,
-        offsets_b=b.offsets,
-        kinds_a=a.kinds,
-        kinds_b=b.kinds,
-        boxes_a=a.boxes,
-        boxes_b=b.boxes,
-        image_a=a.image,
-        image_b=b.image,
-        truncated_a=a.truncated,
-        truncated_b=b.truncated,
-        nodes=(a.nodes, b.nodes),
-        modes=(a.mode, b.mode),
-        settings=a.settings,
-        units=(a.unit, b.unit),
-    )
+        return frame(page([self]))
 
 
-def _word(unit: str) -> str:
-    return "word" if unit == "token" else unit
+def check_side(side: Any) -> None:
+    if side not in ("a", "b"):
+        raise ValueError(f"side={side!r:.60} is not known; choose 'a' or 'b'")
 
 
-def _rows(side: Side) -> Floats:
-    if not isinstance(side, Decomposition):
-        raise TypeError(f"a pair needs two decompositions, not a {type(side).__name__}")
-    return np.asarray(side.contributions, np.float64)
+def _find_part(parts: list[Part], wanted: Any, text: str) -> Part:
+    """Find a sentence by its number or its span."""
+    sentences = [part for part in parts if part.end > part.start]
+    if is_int(wanted):
+        if not -len(sentences) <= wanted < len(sentences):
+            raise IndexError(f"sentence {wanted} is out of range: {text!r:.60} has {len(sentences)}")
+        return sentences[int(wanted)]
+    try:
+        start, end = int(wanted[0]), int(wanted[1])
+    except (TypeError, ValueError, IndexError):
+        raise TypeError(f"a sentence is its number or its span (start, end), not {wanted!r:.60}") from None
+    for part in sentences:
+        if (part.start, part.end) == (start, end):
+            return part
+    raise ValueError(f"({start}, {end}) is not the span of one of the {len(sentences)} sentences of {text!r:.60}")
 
 
-def _check_alike(a: Settings, b: Settings) -> None:
-    for name in ("model", "layer", "reference", "fold_reference", "similarity"):
-        one, other = getattr(a, name), getattr(b, name)
-        if one != other:
-            raise ValueError(
-                f"these decompositions do not belong together: {name} is {one!r} for the first and {other!r} for "
-                "the second; decompose both with one explainer"
-            )
+def _upgrade(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn version 1, which had one flat list of fields, into version 2."""
+    sides = {}
+    for number, name in enumerate("ab"):
+        sides[name] = {
+            key: data[f"{key}_{name}"]
+            for key in ("text", "tokens", "offsets", "kinds", "boxes", "image", "truncated", "effects")
+        } | {
+            "unit": data["units"][number],
+            "nodes": data["nodes"][number],
+            "mode": data["modes"][number],
+            # Version 1 did not estimate the errors of its entries.
+            "errors": [],
+            "sizes": [],
+        }
+    return {**data, **sides}
 
 
-def _pooling(groups: Sequence[Sequence[int]], reduce: str) -> Floats:
-    """The matrix that sums, or averages, tokens into groups."""
-    pooling = np.zeros((len(groups), sum(map(len, groups))))
-    for number, group in enumerate(groups):
-        pooling[number, list(group)] = 1 / len(group) if reduce == "mean" else 1
-    return pooling
+def _number(value: Any, name: str) -> float:
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer larger than any float
+        pass
+    raise ValueError(f"{name} is {value!r:.60}, not a number")
+
+
+def _settings(data: Any) -> Settings:
+    """Read settings; each must have the type that it has in results."""
+    if not isinstance(data, dict):
+        raise ValueError(f"its settings are a {type(data).__name__}, not an object")
+    unknown = set(data) - {each.name for each in fields(Settings)}
+    if unknown:
+        raise ValueError(f"its settings have {min(unknown)!r:.60}, which is not known")
+    types: dict[str, tuple[type, ...]] = {
+        "model": (str,),
+        "layer": (int,),
+        "reference": (str,),
+        "fold_reference": (bool,),
+        "similarity": (str,),
+        "rule": (str,),
+        "steps": (int, type(None)),
+        "tolerance": (int, float),
+        "blocks": (list, tuple, type(None)),
+        "trust_remote_code": (bool,),
+        "path": (str,),
+        "special": (str,),
+        "mask": (str, type(None)),
+        "budget": (int, type(None)),
+    }
+    for name, value in data.items():
+        if not isinstance(value, types[name]) or (isinstance(value, bool) and bool not in types[name]):
+            raise ValueError(f"its setting {name} is {value!r:.60}")
+    if "tolerance" in data and not _number(data["tolerance"], "its setting tolerance") > 0:
+        raise ValueError(f"its setting tolerance is {data['tolerance']!r:.60}")
+    if data.get("similarity", SIMILARITIES[0]) not in SIMILARITIES + MAXSIM:
+        raise ValueError(f"its setting similarity is {data['similarity']!r:.60}")
+    return Settings(**data)

@@ -1,4 +1,4 @@
-"""Texts and pictures as the model itself reads them, row by row of its hidden states."""
+"""Read texts and pictures as the model itself does, row by row of its hidden states."""
 
 from __future__ import annotations
 
@@ -9,59 +9,110 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from whymatch.picture import Box, boxes_of, open_picture
-from whymatch.text import Span, check_text, shown
+from whymatch.pictures import Box, boxes_of, open_picture, thumbnail
+from whymatch.sides import Side
+from whymatch.templates import Place, record_templates
+from whymatch.words import UNITS, Groups, Span, check_text, find_spans, group_spans, label_groups, quote
 
-Value: TypeAlias = Any  # a text, a Pillow image, or the path of one
+Value: TypeAlias = Any  # a text, a Pillow image, or the path of an image file
+Labels: TypeAlias = tuple[tuple[str, ...], tuple[Span, ...], tuple[str, ...]]  # names, characters and kinds of tokens
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What ``encode`` is told beside an input."""
+class EncodeOptions:
+    """The options of ``encode``: task, name of a prompt, prompt."""
 
     task: str | None = None
     prompt_name: str | None = None
     prompt: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("task", "prompt_name", "prompt"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(
+                    f"{name}={getattr(self, name)!r:.80} is not a text: give one, or a pair where there are two sides"
+                )
+
     @property
-    def options(self) -> dict[str, str]:
-        """What ``encode``, and each module's ``forward``, is given beside the prompt."""
+    def kwargs(self) -> dict[str, str]:
+        """The keyword arguments of ``encode``, and of each module's ``forward``, other than the prompt."""
         return {} if self.task is None else {"task": self.task}
 
-    def resolve(self, model: Any) -> str | None:
-        """The prompt that the model's own ``encode``, ``encode_query`` or ``encode_document`` puts before a text."""
+    def resolved(self, model: Any) -> EncodeOptions:
+        """Return the same options with the prompt in full, which stays when the model's own prompts change."""
+        return EncodeOptions(self.task, prompt=self.resolve_prompt(model) or "")
+
+    def resolve_prompt(self, model: Any) -> str | None:
+        """Return the prompt that the model's ``encode``, ``encode_query`` or ``encode_document`` would use."""
         if self.prompt is not None:
             return self.prompt
-        name = self.prompt_name
+        name, prompts = self.prompt_name, getattr(model, "prompts", {})  # a function has none
         if name is None:
             usual = {"query": ("query",), "document": ("document", "passage", "corpus")}.get(self.task or "", ())
-            name = next((each for each in usual if each in model.prompts), model.default_prompt_name)
-            return model.prompts.get(name) if name is not None else None
-        if name not in model.prompts:
-            raise ValueError(f"prompt_name={name!r}: this model has the prompts {', '.join(model.prompts) or '(none)'}")
-        prompt: str = model.prompts[name]
+            name = next((each for each in usual if each in prompts), getattr(model, "default_prompt_name", None))
+            return prompts.get(name) if name is not None else None
+        if name not in prompts:
+            raise ValueError(f"prompt_name={name!r}: this model has the prompts {', '.join(prompts) or '(none)'}")
+        prompt: str = prompts[name]
         return prompt
+
+
+@dataclass(frozen=True)
+class Request:
+    """An input as a user gives it: what to read, how, and what to explain of it."""
+
+    value: Value
+    options: EncodeOptions = EncodeOptions()
+    groups: Groups = None
+
+    @classmethod
+    def of(cls, value: Value, options: EncodeOptions, groups: Groups = None) -> Request:
+        """Check an input, and make a request of it."""
+        return cls(check_input(value), options, groups)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for requests that have the same result: equal texts, one picture object, or one file."""
+        if isinstance(self.value, str):
+            return self.value, self.options, self.groups
+        same = os.fspath(self.value) if isinstance(self.value, os.PathLike) else id(self.value)
+        return same, type(self.value), self.options, self.groups
 
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """One input, preprocessed. Every tuple has one entry per row of the hidden states, in the model's order."""
+    """One input, preprocessed. Every tuple has one entry per row of the hidden states, in the model's order.
 
-    key: Hashable  # equal for inputs that are the same
+    Attributes:
+        value: the text or the picture.
+        text: the text; the name of a picture.
+        options: the options of ``encode`` for it.
+        tokens: the rows' names.
+        offsets: the characters of the text that a row stands for; empty for what is not part of the text.
+        kinds: "text", "special", "prompt" or "patch"; see :class:`whymatch.sides.Side`.
+        truncated: whether the model reads only the beginning of the text.
+        reader: the module of the model that preprocessed it.
+        unpooled: how many rows, from the first, the pooling leaves out: those of a prompt.
+        boxes: the pixels of each row, for a picture.
+        features: what the model's own preprocessing returned.
+    """
+
     value: Value
-    text: str  # a picture's name
-    reading: Reading
+    text: str
+    options: EncodeOptions
     tokens: tuple[str, ...]
-    offsets: tuple[Span, ...]  # characters of ``text``; empty for what is not a part of it
-    kinds: tuple[str, ...]  # "text", "special" (of the template), "prompt" or "patch"
+    offsets: tuple[Span, ...]
+    kinds: tuple[str, ...]
     truncated: bool
-    reader: Any  # the model's module that reads it
-    unpooled: int = 0  # how many rows, from the first, the pooling leaves out: those of a prompt
-    boxes: tuple[Box, ...] | None = None  # pixels of the picture, row by row
-    features: dict[str, Any] = field(repr=False, default_factory=dict)  # the model's own preprocessing
+    reader: Any
+    unpooled: int = 0
+    boxes: tuple[Box, ...] | None = None
+    features: dict[str, Any] = field(repr=False, default_factory=dict)
 
     @property
     def modality(self) -> str:
@@ -70,23 +121,82 @@ class Input:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def route(self) -> Hashable:
+        """Equal for inputs that run through the same parts of the model."""
+        return self.options.task, self.modality
 
-def key_of(value: Value, reading: Reading) -> Hashable:
-    """Texts are the same if they are equal, pictures if they are one object or one file."""
-    if isinstance(value, str):
-        return value, reading
-    return (os.fspath(value) if isinstance(value, os.PathLike) else id(value)), type(value), reading
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a decomposition takes from its input.
+
+    Attributes:
+        side: the input's parts, as results describe them.
+        shares: how much of the reference's embedding each part takes when it is folded: its share of the tokens.
+        embedding: what the model's own ``encode`` returns.
+        vectors: which vectors take part in a score, where the embedding is several vectors in a row.
+        handed: the fraction of a part (column) that each part (row) receives; None if each keeps its own.
+    """
+
+    side: Side
+    shares: NDArray[np.floating]  # (parts,); (parts, dim) where each number has its own
+    embedding: NDArray[np.floating]  # (dim,)
+    vectors: NDArray[np.bool_] | None = field(default=None, kw_only=True)
+    handed: NDArray[np.floating] | None = field(default=None, kw_only=True)  # (parts, parts)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSource(Source):
+    """What a decomposition takes from an input of a sentence encoder.
+
+    Attributes:
+        owner: the part that each row of the hidden states belongs to.
+        input: the input as the model reads it.
+    """
+
+    owner: NDArray[np.integer]  # (rows,)
+    input: Input
+
+
+def describe(given: Input, groups: Groups, embedding: NDArray[np.floating]) -> TokenSource:
+    """Divide an input into the parts that are explained: its tokens, or groups of them."""
+    rows = [[i] for i in range(len(given))]
+    unit = "token" if given.modality == "text" else "patch"
+    if groups is not None and given.modality == "text":
+        unit = UNITS[groups] if isinstance(groups, str) else "span"
+        spans = find_spans(given.text, groups)
+        rows = group_spans(len(given.text), given.offsets, spans, together=unit != "word")
+    tokens, offsets = label_groups(given.text, given.tokens, given.offsets, rows)
+    owner = np.zeros(len(given), dtype=np.int64)
+    for number, members in enumerate(rows):
+        owner[members] = number
+    alone = unit in ("token", "patch")
+    side = Side(
+        text=given.text,
+        tokens=given.tokens if alone else tokens,
+        offsets=given.offsets if alone else offsets,
+        kinds=tuple(given.kinds[members[0]] if len(members) == 1 else "group" for members in rows),
+        boxes=given.boxes,
+        image=None if given.modality == "text" else thumbnail(given.value),
+        truncated=given.truncated,
+        unit=unit,
+    )
+    # A part takes its share of the tokens that the pooling sees.
+    first = given.unpooled if given.unpooled < len(given) else 0
+    pooled = np.array([sum(i >= first for i in members) for members in rows], dtype=np.float64)
+    return TokenSource(side, pooled / pooled.sum(), embedding, owner, given)
 
 
 def check_input(value: Value) -> Value:
-    """The value, if it is a text, a Pillow image or a path; otherwise an error that names it."""
+    """Return the value if it is a text, a Pillow image or a path; otherwise raise an error that quotes it."""
     if isinstance(value, os.PathLike) or type(value).__module__.startswith("PIL."):
         return value
     return check_text(value)
 
 
 def batched(inputs: Sequence[dict[str, Any]], device: torch.device) -> dict[str, Any]:
-    """The features of inputs with as many rows, which need no padding, as one batch."""
+    """Stack the features of inputs that have equally many rows, and so need no padding."""
     batch: dict[str, Any] = {}
     for key, value in inputs[0].items():
         if isinstance(value, list):
@@ -94,82 +204,149 @@ def batched(inputs: Sequence[dict[str, Any]], device: torch.device) -> dict[str,
         elif isinstance(value, Tensor):
             batch[key] = torch.stack([features[key] for features in inputs]).to(device)
         else:
-            batch[key] = value  # the modality's name, a prompt's length: of all of them
+            batch[key] = value  # the modality's name or a prompt's length: the same for all
     return batch
 
 
-def read_texts(model: Any, texts: Sequence[str], reading: Reading) -> list[Input]:
-    """Tokenize with the model's own preprocessing, so that prompts, truncation and templates are its own."""
-    prompt = reading.resolve(model)
-    wanted = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
-    kwargs = {"text": wanted, "common": {"return_tensors": None}}
-    batch, reader = _preprocess(model, texts, prompt, reading, processing_kwargs=kwargs)
-    if batch.get("modality") == "message":
-        raise TypeError(
-            f"{type(reader).__name__} reads texts through a chat template, in which their characters cannot be found "
-            'again; give the model a modality_config that has "text" alone'
-        )
+def read_texts(model: Any, texts: Sequence[str], options: EncodeOptions) -> list[Input]:
+    """Tokenize texts with the model's own preprocessing, so that prompts, truncation and templates are its own."""
+    prompt = options.resolve_prompt(model)
+    with record_templates(model) as templates:
+        batch, reader = _preprocess(model, texts, prompt, options, processing_kwargs=_processing(None))
     if "offset_mapping" not in batch:
         raise TypeError(
             f"{type(reader).__name__} gives no tokens with character offsets: models that begin with a transformer and "
             "a fast tokenizer can be explained. Save a slow tokenizer's tokenizer.json with transformers, load that; "
             "other encoders can be explained with whymatch.decompose_callable"
         )
-    before = len(prompt or "")
-    beside = {"offset_mapping", "special_tokens_mask"}
     result = []
     for i, text in enumerate(texts):
         special = [bool(flag) for flag in batch["special_tokens_mask"][i]]
         spans = batch["offset_mapping"][i]
-        kinds = tuple(
-            "special" if added else "prompt" if 0 < high <= before else "text"
-            for (_, high), added in zip(spans, special, strict=True)
-        )
-        offsets = tuple(
-            (max(0, low - before), high - before) if kind == "text" and high > before else (0, 0)
-            for (low, high), kind in zip(spans, kinds, strict=True)
-        )
-        tokens, truncated = _tokens(reader, batch, i, (prompt or "") + text)
-        labels = (
-            token if kind == "special" else _label(token, ((prompt or "") + text)[low:high])
-            for token, kind, (low, high) in zip(tokens, kinds, spans, strict=True)
-        )
-        result.append(
-            Input(
-                key=key_of(text, reading),
-                value=text,
-                text=text,
-                reading=reading,
-                tokens=tuple(labels),
-                offsets=offsets,
-                kinds=kinds,
-                truncated=truncated,
-                reader=reader,
-                unpooled=_unpooled(model, batch),
-                # A value that is not one per text belongs to all of them.
-                features={k: v[i] if isinstance(v, list) else v for k, v in batch.items() if k not in beside},
-            )
-        )
+        if batch.get("modality") == "message":
+            place = templates[0].find(i, text, prompt)
+            ids, (before, truncated) = batch["input_ids"][i], _tokens(reader, batch, i, place.rendered)
+            tokens = reader.tokenizer.convert_ids_to_tokens(ids)
+            restored = [token != other for token, other in zip(tokens, before, strict=True)]
+            named = _label_rendered(place, tokens, spans, restored)
+        else:
+            tokens, truncated = _tokens(reader, batch, i, (prompt or "") + text)
+            named = label_tokens(prompt or "", text, tokens, spans, special)
+        # A value that is not one per text belongs to all of them.
+        features = {key: value[i] if isinstance(value, list) else value for key, value in batch.items()}
+        given = _text_input(text, options, named, truncated, reader, features)
+        result.append(replace(given, unpooled=_unpooled(model, batch)))
     return result
 
 
+def _processing(tensors: str | None) -> dict[str, Any]:
+    """Return what the model's preprocessing is told, so that it says which characters each token stands for."""
+    wanted = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
+    return {"text": wanted, "common": {"return_tensors": tensors}}
+
+
+def _text_input(
+    text: str, options: EncodeOptions, named: Labels, truncated: bool, reader: Any, features: dict[str, Any]
+) -> Input:
+    labels, offsets, kinds = named
+    return Input(
+        value=text,
+        text=text,
+        options=options,
+        tokens=labels,
+        offsets=offsets,
+        kinds=kinds,
+        truncated=truncated,
+        reader=reader,
+        features={key: features[key] for key in features if key not in ("offset_mapping", "special_tokens_mask")},
+    )
+
+
+def _label_rendered(place: Place, tokens: Sequence[str], spans: Sequence[Span], restored: Sequence[bool]) -> Labels:
+    """Label the tokens of a rendered conversation; what is neither text nor prompt belongs to the template.
+
+    Args:
+        restored: whether a token of the template's end stands where a truncated text went on.
+    """
+    (start, end), (first, last) = place.text, place.prompt
+    special = [
+        again or not ((low < end and high > start) or (low < last and high > first))
+        for (low, high), again in zip(spans, restored, strict=True)
+    ]
+    inner = place.rendered[start:end]
+    labels, offsets, kinds = label_tokens(place.rendered[:start], inner, tokens, spans, special)
+    moved = tuple(
+        (low + place.stripped, min(high, len(inner)) + place.stripped) if high else (0, 0) for low, high in offsets
+    )
+    return labels, moved, kinds
+
+
+def read_expanded(model: Any, text: str, options: EncodeOptions) -> Input:
+    """Tokenize a query that a multi-vector encoder expands by further tokens, each with a vector of its own."""
+    prompt = options.resolve_prompt(model) or ""
+    batch, reader = _preprocess(model, [text], prompt or None, options, processing_kwargs=_processing("pt"))
+    features = {key: value[0].tolist() if isinstance(value, Tensor) else value for key, value in batch.items()}
+    ids, spans = features["input_ids"], [(low, high) for low, high in features["offset_mapping"]]
+    special = [bool(flag) for flag in features["special_tokens_mask"]]
+    added = len(ids) - len(spans)
+    tokens = reader.tokenizer.convert_ids_to_tokens(ids)
+    named = label_tokens(prompt, text, tokens, spans + [(0, 0)] * added, special + [True] * added)
+    end = max((high for _, high in named[1]), default=0)
+    return _text_input(text, options, named, bool(text[end:].strip()), reader, features)
+
+
+def label_tokens(
+    prompt: str, text: str, tokens: Sequence[str], spans: Sequence[Span], special: Sequence[bool]
+) -> Labels:
+    """Return what to call tokens, the characters of the text that they stand for, and their kinds.
+
+    Args:
+        prompt: what stands before the text.
+        spans: the characters of prompt and text together that each token stands for.
+        special: whether a token was added by the template.
+    """
+    before, whole = len(prompt), prompt + text
+    kinds = tuple(
+        "special" if added else "prompt" if 0 < high <= before else "text"
+        for (_, high), added in zip(spans, special, strict=True)
+    )
+    offsets = tuple(
+        (max(0, low - before), high - before) if kind == "text" and high > before else (0, 0)
+        for (low, high), kind in zip(spans, kinds, strict=True)
+    )
+    labels = tuple(
+        token if kind == "special" else _label(token, whole[low:high])
+        for token, kind, (low, high) in zip(tokens, kinds, spans, strict=True)
+    )
+    return labels, offsets, kinds
+
+
+def reader_of(model: Any, options: EncodeOptions) -> Any:
+    """Return the module of a private copy of a model that preprocesses texts."""
+    return _preprocess(model, ["a"], None, options)[1]
+
+
 def _preprocess(
-    model: Any, values: Sequence[Any], prompt: str | None, reading: Reading, **kwargs: Any
+    model: Any, values: Sequence[Any], prompt: str | None, options: EncodeOptions, **kwargs: Any
 ) -> tuple[Any, Any]:
-    """What the model's own preprocessing gives, and which of its modules, of one or more, did it. Of a private copy."""
+    """Run the model's own preprocessing, on a private copy of the model.
+
+    Returns:
+        What it returns, and the module, of possibly several, that did it.
+    """
     readers: list[Any] = []
 
-    def noted(module: Any) -> Any:
+    def record(module: Any) -> Any:
         run = module.preprocess
 
         @wraps(run)
-        def preprocess(*args: Any, **options: Any) -> Any:
+        def preprocess(*args: Any, **kwargs: Any) -> Any:
             readers.append(module)
-            wanted = options.get("processing_kwargs")
+            wanted = kwargs.get("processing_kwargs")
             # Padding is only there to make a batch, unless the model says that it is a part of its texts.
             if wanted and not (getattr(module, "processing_kwargs", None) or {}).get("text", {}).get("padding"):
-                options["processing_kwargs"] = wanted | {"text": wanted["text"] | {"padding": False}}
-            return run(*args, **options)
+                kwargs["processing_kwargs"] = wanted | {"text": wanted["text"] | {"padding": False}}
+            return run(*args, **kwargs)
 
         return preprocess
 
@@ -179,9 +356,9 @@ def _preprocess(
         if module is not model and hasattr(module, "preprocess") and not hasattr(module, "sub_modules")
     ]
     for module in wrapped:
-        module.preprocess = noted(module)
+        module.preprocess = record(module)
     try:
-        batch = model.preprocess(list(values), prompt=prompt, task=reading.task, **kwargs)
+        batch = model.preprocess(list(values), prompt=prompt, task=options.task, **kwargs)
     except TypeError as error:
         if readers and hasattr(readers[0], "auto_model"):
             raise
@@ -201,17 +378,17 @@ def _unpooled(model: Any, batch: Any) -> int:
 
 
 def _tokens(reader: Any, batch: Any, i: int, text: str) -> tuple[list[str], bool]:
-    """The tokens of a text as the vocabulary has them, and whether the model reads only its beginning."""
+    """Return the tokens of a text as they stand in the vocabulary, and whether the model reads only its beginning."""
     encodings = getattr(batch, "encodings", None)
     if encodings:
         return encodings[i].tokens, bool(encodings[i].overflowing)
-    # A processor of several modalities hands on numbers only.
+    # A processor for several modalities returns numbers only.
     end = max((high for _, high in batch["offset_mapping"][i]), default=0)
     return reader.tokenizer.convert_ids_to_tokens(batch["input_ids"][i]), bool(text[end:].strip())
 
 
 def _label(token: str, piece: str) -> str:
-    """The token as the vocabulary has it, where a person can read it; otherwise the characters that it stands for."""
+    """Label a token as the vocabulary spells it, if a person can read that; else by the characters it stands for."""
     if not piece.strip() or (token.startswith(("[", "<")) and token.endswith(("]", ">"))):
         return token
     return token if _folded(token.removeprefix("##")) == _folded(piece) else piece.strip()
@@ -222,17 +399,16 @@ def _folded(text: str) -> str:
     return "".join(c for c in plain if not unicodedata.combining(c)).casefold()
 
 
-def read_picture(model: Any, value: Value, reading: Reading) -> Input:
-    """Preprocess one picture; which rows the model makes of it, :func:`with_patches` says when that is known."""
+def read_picture(model: Any, value: Value, options: EncodeOptions) -> Input:
+    """Preprocess one picture; :func:`with_patches` adds its rows once it is known how many the model makes of it."""
     picture, name = open_picture(value)
-    batch, reader = _preprocess(model, [picture], None, reading)
+    batch, reader = _preprocess(model, [picture], None, options)
     if "pixel_values" not in batch or batch["pixel_values"].ndim != 4:
-        raise TypeError(f"the model's preprocessing makes no grid of pixels of a picture: {shown(name)}")
+        raise TypeError(f"the model's preprocessing makes no grid of pixels of a picture: {quote(name)}")
     return Input(
-        key=key_of(value, reading),
         value=picture,
         text=name,
-        reading=reading,
+        options=options,
         tokens=(),
         offsets=(),
         kinds=(),
@@ -244,12 +420,12 @@ def read_picture(model: Any, value: Value, reading: Reading) -> Input:
 
 
 def with_patches(given: Input, rows: int, patch: int) -> Input:
-    """A picture with the patches, and what precedes them, that are the rows of its hidden states."""
+    """Name the rows of a picture's hidden states: its patches, and what precedes them."""
     seen = given.features["pixel_values"].shape[-2:]
     high, wide = (size // patch for size in seen)
     before = rows - high * wide
     if before < 0:
-        raise TypeError(f"{rows} hidden states are fewer than the {high} × {wide} patches of {shown(given.text)}")
+        raise TypeError(f"{rows} hidden states are fewer than the {high} × {wide} patches of {quote(given.text)}")
     special = ["[CLS]"] if before == 1 else [f"[{i}]" for i in range(before)]
     return replace(
         given,

@@ -1,8 +1,8 @@
-"""Nodes and weights on [0, 1].
+"""Quadrature: nodes and weights on [0, 1], how many nodes a path needs, and how large the remaining error is.
 
-The speed of an encoder along the path from "nothing" to the text is one bump near the middle. Gauss–Legendre
-nodes are therefore placed through a lens, a sinh map that crowds them there; where exactly the bump is, and how
-wide, differs from text to text, and plain passes along the path tell.
+The speed of an encoder along the path from "nothing" to the text has one bump near the middle. Gauss–Legendre nodes are
+therefore placed through a lens, a sinh map that crowds them there. Where exactly the bump is, and how wide it is,
+differs from text to text and is found by plain passes along the path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Floats: TypeAlias = NDArray[np.float64]
 RuleName = Literal["gauss", "midpoint", "right"]
 
 FINEST = 128  # intervals beyond which a path is not smooth, and more of them would not tell more
-CLOSE = 0.8  # how much of the tolerance to aim at: a miss by a hair would have to be derived all over again
+FLAT = 0.35  # a series whose last terms are this large, relative to its middle ones, does not fall off
+CLOSE = 0.8  # the share of the tolerance to aim at: after a narrow miss, all derivatives are computed again
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,21 @@ class Lens:
         return math.asinh(-self.centre / self.width), math.asinh((1 - self.centre) / self.width)
 
     def to_path(self, u: Floats) -> tuple[Floats, Floats]:
-        """Positions on the path, and their derivative."""
+        """Return positions on the path, and their derivative."""
         low, high = self._ends
         v = low + u * (high - low)
         return self.centre + self.width * np.sinh(v), (high - low) * self.width * np.cosh(v)
 
     def from_path(self, alpha: Floats) -> Floats:
-        """The inverse of :meth:`to_path`."""
+        """Invert :meth:`to_path`."""
         low, high = self._ends
         return (np.arcsinh((alpha - self.centre) / self.width) - low) / (high - low)
 
 
 USUAL = Lens()  # where nothing is known of the path
-LENSES = tuple(Lens(centre, width) for centre in (0.4, 0.45, 0.5, 0.55, 0.6) for width in (0.06, 0.1, 0.15, 0.22, 0.35))
+# The bump of a whole encoder is near the middle; that of a single block may be anywhere.
+CENTRES = (0.05, 0.15, 0.25, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.75, 0.85, 0.95)
+WIDTHS = (0.03, 0.06, 0.1, 0.15, 0.22, 0.35)
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,30 @@ class Rule:
     most: int = 100_000  # the most that can be asked for
 
     def __call__(self, n: int, lens: Lens = USUAL) -> tuple[Floats, Floats]:
-        """Positions and weights of the rule with ``n`` nodes; only Gauss' look through the lens."""
+        """Return the positions and weights of the rule with ``n`` nodes; only Gauss nodes use the lens."""
         return _rule(self.name, n, lens)
+
+    def columns(self, n: int, lens: Lens = USUAL) -> Floats:
+        """Return several sets of weights (n, 4): the first integrates, the others are for :meth:`estimate`.
+
+        For Gauss rules, the others give the integrand's coefficients of degree 1, n − 2 and n − 1 in polynomials that
+        are orthonormal under the weights; for other rules, the last gives the leading term of the Euler–Maclaurin
+        expansion of the error.
+        """
+        return _columns(self.name, n, lens)
+
+    def estimate(self, sizes: NDArray[np.floating], n: NDArray[np.integer]) -> NDArray[np.floating]:
+        """Estimate the error of integrals from the lengths of their four :meth:`columns` (4, …) and their nodes (…).
+
+        A Gauss rule of n nodes first misses the term of degree 2n. If the coefficients of a smooth integrand fall from
+        ``head`` at degree 0 to ``tail`` at the degrees n − 2 and n − 1, at that rate they have fallen to
+        head · (tail / head)^(2n / (n − 1.5)) there.
+        """
+        if self.order != math.inf:
+            return np.asarray(sizes[3])
+        head, tail = np.hypot(sizes[0], sizes[1]), np.hypot(sizes[2], sizes[3])
+        power = np.clip(2 * n / np.maximum(n - 1.5, 0.5), 2, 3)  # few terms say little about a rate
+        return np.asarray(head * np.minimum(1, tail / np.maximum(head, np.finfo(np.float64).tiny)) ** power)
 
 
 RULES: dict[str, Rule] = {
@@ -94,6 +119,28 @@ def _rule(name: RuleName, n: int, lens: Lens) -> tuple[Floats, Floats]:
     return alpha, weights
 
 
+@lru_cache(maxsize=1024)
+def _columns(name: RuleName, n: int, lens: Lens) -> Floats:
+    weights = _rule(name, n, lens)[1]
+    columns = np.zeros((n, 4))
+    columns[:, 0] = weights
+    if name == "gauss":
+        # Polynomials in the lens's own variable that are orthonormal under the weights; the first is constant.
+        root = np.sqrt(weights)[:, None]
+        basis, _ = np.linalg.qr(root * np.polynomial.legendre.legvander(_legendre(n)[0], n - 1))
+        for column, degree in ((1, 1), (2, n - 2), (3, n - 1)):
+            if 0 <= degree < n:
+                columns[:, column] = (root * basis)[:, degree]
+    elif n < 4:  # too few to tell anything
+        columns[:, 3] = weights
+    elif name == "right":  # (f(1) − f(0)) / 2n
+        columns[[0, -1], 3] = -1 / (2 * (n - 1)), 1 / (2 * (n - 1))
+    else:  # (f'(1) − f'(0)) / 24n²
+        columns[[0, 1, -2, -1], 3] = np.array([1, -1, -1, 1]) / (24 * n)
+    columns.flags.writeable = False
+    return columns
+
+
 def get_rule(name: str) -> Rule:
     if name not in RULES:
         raise ValueError(f"rule={name!r} is not known; choose one of {', '.join(map(repr, RULES))}")
@@ -106,12 +153,17 @@ def _chebyshev_points(levels: int) -> tuple[float, ...]:
     return (*(math.sin(math.pi * k / levels / 2) ** 2 for k in range(levels)), 1.0)
 
 
-@lru_cache(maxsize=256)
-def _through(lens: Lens, levels: int) -> Floats:
-    """Values at the Chebyshev points of the usual lens -> coefficients of the Chebyshev series of another."""
+@lru_cache(maxsize=16)
+def _coefficients(levels: int) -> tuple[Floats, Floats]:
+    """Return the Chebyshev points on [-1, 1], and the matrix from values at them to the coefficients of a series."""
     points = 2 * np.array(_chebyshev_points(levels)) - 1
-    vandermonde = chebyshev.chebvander(points, levels)
-    coefficients = np.linalg.inv(vandermonde)
+    return points, np.linalg.inv(chebyshev.chebvander(points, levels))
+
+
+@lru_cache(maxsize=8 * len(CENTRES) * len(WIDTHS))
+def _through(lens: Lens, levels: int) -> Floats:
+    """Return the matrix from values at the usual lens's Chebyshev points to another lens's Chebyshev coefficients."""
+    points, coefficients = _coefficients(levels)
     if lens == USUAL:
         return coefficients
     seen = 2 * USUAL.from_path(lens.to_path((points + 1) / 2)[0]) - 1
@@ -133,7 +185,7 @@ class PathProbe:
         self._size = float(np.linalg.norm(end)) or 1.0
 
     def missing(self) -> Floats:
-        """Positions on the path whose values the next refinement needs."""
+        """Return the positions on the path whose values the next refinement needs."""
         self.levels *= 2
         return USUAL.to_path(np.array([u for u in _chebyshev_points(self.levels) if u not in self._values]))[0]
 
@@ -141,15 +193,29 @@ class PathProbe:
         new = [u for u in _chebyshev_points(self.levels) if u not in self._values]
         self._values.update(zip(new, values, strict=True))
 
-    def nodes(self, rule: Rule, tolerance: float) -> tuple[int, Lens] | None:
-        """The nodes that bring the relative error of the total under ``tolerance``, and their lens.
+    def is_rough(self, tolerance: float) -> bool:
+        """Whether even the finest points leave the path unresolved: its series does not fall off.
 
-        None: refine first. A polynomial of degree m foretells Gauss rules of fewer than m / 2 nodes; a little
-        beyond, the error is continued at the rate at which it has been falling.
+        Terms of a smooth path fall geometrically, and those of one with kinks like the square of their degree, to a
+        quarter from half of the degrees to all of them.
+        """
+        if self.levels < FINEST:
+            return False
+        values = np.stack([self._values[u] for u in _chebyshev_points(self.levels)])
+        terms = np.linalg.norm(_through(USUAL, self.levels) @ values, axis=1) / self._size
+        width = self.levels // 8
+        last, middle = terms[-width:].max(), terms[self.levels // 2 - width // 2 : self.levels // 2 + width // 2].max()
+        return bool(last > tolerance and last > FLAT * middle)
+
+    def nodes(self, rule: Rule, tolerance: float) -> tuple[int, Lens] | None:
+        """Return how many nodes bring the relative error of the total below ``tolerance``, and their lens.
+
+        None: refine first. A polynomial of degree m predicts the errors of Gauss rules with fewer than m / 2 nodes; a
+        little beyond, the error is extrapolated at the rate at which it has been falling.
         """
         values = np.stack([self._values[u] for u in _chebyshev_points(self.levels)])  # (levels + 1, dim)
         series = _through(USUAL, self.levels) @ values
-        # A path of which so much may be missing foretells nothing.
+        # A polynomial that misses this much of the path predicts nothing.
         rough = np.linalg.norm(series[-3:], axis=1).max() > tolerance * self._size
         if rough and self.levels < FINEST:
             return None
@@ -162,7 +228,7 @@ class PathProbe:
             speed = chebyshev.chebvander(2 * u - 1, self.levels - 1) @ slope / USUAL.to_path(u)[1][:, None]
             return float(np.linalg.norm(weights @ speed - self._change)) / self._size
 
-        # A Gauss rule of levels / 2 nodes integrates the polynomial exactly, and so foretells nothing.
+        # A Gauss rule of levels / 2 nodes integrates the polynomial exactly, and so predicts nothing.
         trusted = 7 * self.levels // 16
         if rule.order == math.inf:
             errors = [error(n) for n in range(1, trusted + 1)]
@@ -172,7 +238,7 @@ class PathProbe:
             half, last = errors[trusted // 2 - 1], errors[-1]
             rate = math.log(half / last) / (trusted - trusted // 2)
             beyond = math.log(last / tolerance) / max(rate, 1e-3)
-            # The rate slackens a little on the way, and deriving again costs more than a margin or a refinement.
+            # The rate slows down a little, and repeating derivatives costs more than a margin or a refinement.
             close = beyond <= 0.1 * trusted or self.levels >= FINEST
             return (math.ceil(trusted + 1.5 * beyond), lens) if close else None
         if self.levels < 32:  # the slow rules need many nodes anyway, and a path that is known well
@@ -183,11 +249,13 @@ class PathProbe:
         return bisect_left(range(high), True, lo=max(1, high // 2), key=lambda n: error(n) <= tolerance), lens
 
     def _best_lens(self, values: NDArray[np.floating], tolerance: float) -> Lens:
-        """The lens through which the path needs the fewest terms.
+        """Return the lens through which the path needs the fewest terms.
 
-        The terms that are left out bound the error of whatever part of the path: a lens that merely makes the
-        errors of the total cancel is not preferred.
+        The terms that are left out bound the error of every part of the path, so a lens that merely makes errors of
+        the total cancel is not preferred.
         """
+        if values.shape[1] > len(values):  # fewer coordinates, in which all lengths are the same
+            values = np.asarray(np.linalg.qr(values.T, mode="r")).T
 
         def terms(lens: Lens) -> float:
             sizes = np.linalg.norm(_through(lens, self.levels) @ values, axis=1) / self._size
@@ -195,4 +263,5 @@ class PathProbe:
             # Between two terms, and beyond the last one, as the logarithm goes on.
             return float(np.interp(-math.log(tolerance), -np.log(left), np.arange(len(left))))
 
-        return min(LENSES, key=terms)
+        centre = min(CENTRES, key=lambda centre: min(terms(Lens(centre, width)) for width in (0.1, 0.22)))
+        return min((Lens(centre, width) for width in WIDTHS), key=terms)

@@ -1,4 +1,4 @@
-"""The paper's studies, each one command: what is measured here, beside what the paper reports."""
+"""The paper's studies, with our numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -7,27 +7,58 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from whymatch.studies.setting import Result, Setting
+    from whymatch.studies.experiment import Experiment, Result
 
-# In the order of the paper, which is that of the report.
-NAMES = ("performance", "accuracy", "distribution", "cumulative", "pos", "layers", "models", "failures")
+# In the order of the paper and of the report.
+NAMES = (
+    *("performance", "accuracy", "distribution", "cumulative", "pos", "layers", "models", "failures"),
+    *("agreement", "roles", "negation", "lexical"),  # what its authors asked next
+)
 
 
 def study(name: str) -> Any:
-    """A study's module: ``run`` runs it, and ``DEPENDS`` names what its result depends on beside the models."""
+    """Import the module of a study.
+
+    It has a function ``run``, and ``DEPENDS``, which names what the result depends on besides the models.
+    """
     if name not in NAMES:
         raise ValueError(f"there is no study {name!r}; choose one of {', '.join(NAMES)}, or all")
     return import_module(f"whymatch.studies.{name}")
 
 
-def check(names: Iterable[str], setting: Setting) -> None:
-    """An error now rather than after an hour, if one of the studies cannot be run."""
+def check(names: Iterable[str], experiment: Experiment) -> None:
+    """Raise an error if one of the studies cannot be run: now rather than after an hour."""
+    for name in names:
+        reason = why_skipped(name, experiment)
+        if reason is not None:
+            raise ValueError(f"the study of {name} cannot be run: {reason}")
     if any("tagger" in study(name).DEPENDS for name in names):
-        _ = setting.tagger
+        _ = experiment.tagger
     if "failures" in names:
-        study("failures").check(setting)
+        study("failures").check(experiment)
 
 
-def run(name: str, setting: Setting) -> Result:
-    """Run one study, or read what it found if it has been run with this setting before."""
-    return setting.once(name, study(name))
+def why_skipped(name: str, experiment: Experiment) -> str | None:
+    """Return the reason why a study has to be left out of all studies: something that it needs is not there."""
+    if name == "negation" and not experiment.changes:
+        return "it needs texts and their negations: give --changes FILE.tsv"
+    if name == "agreement" and all(subject.adjusted for subject in experiment.subjects):
+        return "it needs a model that is not adjusted: give another --model"
+    if name == "roles":
+        try:
+            _ = experiment.parser
+        except ModuleNotFoundError as error:
+            return str(error)
+    return None
+
+
+def foresee(names: Iterable[str], experiment: Experiment) -> dict[str, float]:
+    """Estimate how many seconds the studies will take, by model and layer; those that are finished take none."""
+    waiting = [name for name in names if not experiment.is_finished(name, study(name))]
+    seconds = experiment.foresee({each for name in waiting for each in study(name).DEPENDS if name != "accuracy"})
+    return seconds | (study("accuracy").foresee(experiment) if "accuracy" in waiting else {})
+
+
+def run(name: str, experiment: Experiment) -> Result:
+    """Run a study, or read its result if it has been run with the same inputs before."""
+    return experiment.run_once(name, study(name))

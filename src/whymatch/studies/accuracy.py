@@ -1,85 +1,143 @@
 """Figure 2: how far the sum of all attributions is from the score, against the number of steps, layer by layer.
 
-The sum of a text's attributions needs no attributions: it is the sum of the encoder's speed along the whole path. That
-speed is known from the encoder's values at Chebyshev points of the path, so one set of plain passes serves every rule
-and every N. Sums of tangents, one for each node, are computed beside it for a few texts, to check.
+The sum of a text's attributions can be computed without the attributions: it is the integral of the encoder's
+derivative along the whole path. That derivative follows from the encoder's values at Chebyshev points of the path, so
+one set of plain passes serves every rule and every number of steps. Where the embedding moves in steep steps, one
+polynomial does not do: the path is halved, and its halves again, until each piece has a polynomial that fits. For a few
+texts, sums of tangents, one for each node, are computed as a check.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
 from whymatch.explainer import Explainer
-from whymatch.inputs import Reading
-from whymatch.preparation import Request
 from whymatch.quadrature import RULES, USUAL
 from whymatch.studies import charts
-from whymatch.studies.setting import Compared, Result, Setting, Subject
+from whymatch.studies.experiment import Comparison, Experiment, Result, Subject
 
-DEPENDS = ("pairs",)
+DEPENDS = ("pairs", "every layer")
 STEPS = {
     "right": (1, 2, 5, 10, 20, 50, 100, 250, 500, 1000, 1500, 2000, 2500),
     "gauss": (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64),
 }
 RULE_NAMES = {"right": "right endpoints, the paper's", "gauss": "Gauss nodes, whymatch's"}
-UNSURE = ("off_from_tangents", "left_out")
+UNCERTAIN = ("off_from_tangents", "left_out")
+PAPER_SHALLOW = (
+    "shallower than 7: has not started converging by 2,500 (S-MPNet, 12 layers); RoBERTa, as deep, has at every layer "
+    "((1 ± 1)e-2 at the input); S-distilRoBERTa, 6 layers, converges readily at every layer"
+)
 STYLES = {"right": "-", "gauss": "--"}
 REACHED = (1e-2, 1e-3, 1e-5)
-PAIRS = 50  # of the setting's pairs
-INTERVALS = 64  # of a path; twice as many where the polynomial leaves out more than this share of an embedding
+PAIRS = 50  # at most, of the experiment's pairs
+INTERVALS = 64  # of a path; twice as many where the polynomial leaves out more than LEFT_OUT of an embedding
 LEFT_OUT = 1e-10
 CHECKED = 4  # texts, from the shortest to the longest, whose sums are also computed from tangents
+LOOK, ROUGH = 32, 1e-2  # intervals of a first look; a path of which they leave out more is followed piece by piece
+PIECES, DEGREE, SHORTEST = 8, 16, 2.0**-13
+FITS = 3e-6  # of an embedding's length: what the last terms of a piece may have; rounding leaves out about 5e-7
+PASSES = {False: LOOK + 3 * INTERVALS, True: 800}  # of a smooth path and of a rough one, for an estimate of the time
+
+
+class Piece(NamedTuple):
+    """A part of a path, from ``low`` to ``high``, and the embedding on it as a Chebyshev series."""
+
+    low: float
+    high: float
+    series: NDArray[np.float64]
+
+    def slopes(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the derivative at positions on this piece (positions, dim)."""
+        width = self.high - self.low
+        derivative = chebyshev.chebder(self.series, scl=2 / width)
+        return np.asarray(chebyshev.chebval(2 * (u - self.low) / width - 1, derivative).T)
 
 
 class Path:
-    """One text's way from its reference: the embedding as a polynomial along it."""
+    """The embedding along the path from a text's reference to the text, as one polynomial or several.
 
-    def __init__(self, values: NDArray[np.float64]) -> None:
-        points = points_of(len(values) - 1)
-        series = np.linalg.solve(chebyshev.chebvander(2 * points - 1, len(points) - 1), values)
-        self.start, self.end = values[0], values[-1]
-        # What the polynomial leaves out is smaller than its last terms.
-        self.left_out = float(np.abs(series[-4:]).max() / np.linalg.norm(self.end))
-        self._slope = chebyshev.chebder(series, scl=2)
+    Attributes:
+        start, end: the embeddings at its ends.
+        left_out: the size of the last terms of the polynomials, which bounds their error, ÷ an embedding's length.
+    """
+
+    def __init__(self, values: NDArray[np.floating]) -> None:
+        self._set([fit(0.0, 1.0, values)], values[0], values[-1])
+
+    @classmethod
+    def of_pieces(cls, pieces: Sequence[Piece], start: NDArray[np.floating], end: NDArray[np.floating]) -> Path:
+        path = cls.__new__(cls)
+        path._set(sorted(pieces, key=lambda piece: piece.low), start, end)
+        return path
+
+    def _set(self, pieces: list[Piece], start: NDArray[np.floating], end: NDArray[np.floating]) -> None:
+        self.pieces, self.start, self.end = pieces, start, end
+        self.left_out = max(last_terms(piece) for piece in pieces) / float(np.linalg.norm(end))
 
     def total(self, rule: str, n: int) -> NDArray[np.float64]:
-        """What a rule with n nodes attributes to all tokens together."""
-        return np.asarray(_weights(rule, n, len(self._slope)) @ self._slope)
+        """Compute what a rule with n nodes attributes to all tokens together."""
+        if len(self.pieces) == 1:
+            slope = chebyshev.chebder(self.pieces[0].series, scl=2)
+            return np.asarray(_weights(rule, n, len(slope)) @ slope)
+        u, weights = _nodes(rule, n)
+        bounds = np.searchsorted(u, [piece.high for piece in self.pieces[:-1]], side="right")
+        parts = zip(self.pieces, np.split(u, bounds), np.split(weights, bounds), strict=True)
+        return np.asarray(sum(sizes @ piece.slopes(places) for piece, places, sizes in parts))
+
+
+def fit(low: float, high: float, values: NDArray[np.floating]) -> Piece:
+    """Find the polynomial through the values at the Chebyshev points between two positions."""
+    points = points_of(len(values) - 1)
+    return Piece(low, high, np.linalg.solve(chebyshev.chebvander(2 * points - 1, len(points) - 1), values))
+
+
+def last_terms(piece: Piece) -> float:
+    """Return the size of a polynomial's last terms: its error is smaller."""
+    return float(np.abs(piece.series[-4:]).max())
 
 
 def points_of(intervals: int) -> NDArray[np.float64]:
-    """Where a path is looked at, in the parameter in which it is smooth."""
+    """Return the points at which the encoder is evaluated, in the parameter in which a path is smooth."""
     return np.asarray(np.sin(np.pi * np.arange(intervals + 1) / intervals / 2) ** 2)
 
 
 @cache
-def _weights(rule: str, n: int, terms: int) -> NDArray[np.float64]:
-    """What a rule takes of each term of a slope's series."""
+def _nodes(rule: str, n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return a rule's nodes and weights in the parameter in which a path is smooth, from the first to the last."""
     alpha, weights = RULES[rule](n)
     u = USUAL.from_path(alpha)
-    return np.asarray((weights / USUAL.to_path(u)[1]) @ chebyshev.chebvander(2 * u - 1, terms - 1))
+    order = np.argsort(u)
+    return np.asarray(u)[order], np.asarray(weights / USUAL.to_path(u)[1])[order]
+
+
+@cache
+def _weights(rule: str, n: int, terms: int) -> NDArray[np.float64]:
+    """Return the integral that a rule gives for each term of the series of a derivative."""
+    u, weights = _nodes(rule, n)
+    return np.asarray(weights @ chebyshev.chebvander(2 * u - 1, terms - 1))
 
 
 def errors(pairs: Sequence[tuple[Path, Path]], rule: str, n: int, similarity: str) -> NDArray[np.float64]:
-    """|score − attributed| of every pair, its reference terms included."""
-    found = []
+    """Compute |score − attributed| of every pair, reference terms included."""
+    result = []
     for a, b in pairs:
         scale = np.linalg.norm(a.end) * np.linalg.norm(b.end) if similarity == "cosine" else 1.0
         attributed = (a.total(rule, n) + a.start) @ (b.total(rule, n) + b.start)
-        found.append(abs(a.end @ b.end - attributed) / scale)
-    return np.array(found)
+        result.append(abs(a.end @ b.end - attributed) / scale)
+    return np.array(result)
 
 
 def first_below(of: Callable[..., NDArray[np.float64]], steps: Sequence[int], bound: float) -> int | None:
-    """The n at which the mean of errors first is below a bound: between steps, by halving; None if at none of them."""
+    """Find the n at which the mean error first is below a bound, by bisection between steps; None if it never is."""
     reached = next((i for i, n in enumerate(steps) if of(n=n).mean() <= bound), None)
     if reached is None or reached == 0:
         return None if reached is None else steps[0]
@@ -91,81 +149,149 @@ def first_below(of: Callable[..., NDArray[np.float64]], steps: Sequence[int], bo
 
 
 def paths_of(explainer: Explainer, texts: Sequence[str]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for _, bucket in explainer._preparation.prepare(map(_request, texts)).buckets():
-        for intervals in (INTERVALS, 2 * INTERVALS):
-            positions = USUAL.to_path(points_of(intervals))[0]
-            paths = [Path(values) for values in bucket.curve(positions)]
-            if max(path.left_out for path in paths) <= LEFT_OUT:
-                break
-        found |= zip((side["text"] for side in bucket.sides), paths, strict=True)
-    return found
+    """Interpolate the embedding along the path of each text, with more points where it is rough."""
+    # Whether a path is rough shows in single precision, which is all that a rough one needs.
+    quick = Explainer(explainer.model, layer=explainer.settings.layer, path="straight")
+    paths: dict[str, Path] = {}
+    for text, path in _interpolate(quick, texts, LOOK).items():
+        if path.left_out > ROUGH:
+            paths[text] = follow(quick, text)
+    for intervals in (INTERVALS, 2 * INTERVALS):
+        unclear = [
+            text
+            for text in texts
+            if text not in paths or (len(paths[text].pieces) == 1 and paths[text].left_out > LEFT_OUT)
+        ]
+        paths |= _interpolate(explainer, unclear, intervals)
+    return paths
+
+
+def _interpolate(explainer: Explainer, texts: Sequence[str], intervals: int) -> dict[str, Path]:
+    if not texts:
+        return {}
+    values = explainer.path_values(texts, USUAL.to_path(points_of(intervals))[0])
+    return {text: Path(np.asarray(value, np.float64)) for text, value in zip(texts, values, strict=True)}
+
+
+def follow(explainer: Explainer, text: str) -> Path:
+    """Interpolate one rough path piece by piece; pieces that do not fit are halved, down to :data:`SHORTEST`."""
+    start, end = (np.asarray(value, np.float64) for value in explainer.path_values([text], [0.0, 1.0])[0])
+    length = float(np.linalg.norm(end))
+    waiting, pieces = [(i / PIECES, (i + 1) / PIECES) for i in range(PIECES)], []
+    while waiting:
+        places = np.concatenate([low + (high - low) * points_of(DEGREE) for low, high in waiting])
+        (values,) = explainer.path_values([text], USUAL.to_path(places)[0])
+        fitted = [
+            fit(low, high, each)
+            for (low, high), each in zip(
+                waiting, np.asarray(values, np.float64).reshape(len(waiting), DEGREE + 1, -1), strict=True
+            )
+        ]
+        waiting = []
+        for piece in fitted:
+            if last_terms(piece) <= FITS * length or piece.high - piece.low <= SHORTEST:
+                pieces.append(piece)
+            else:
+                middle = (piece.low + piece.high) / 2
+                waiting += [(piece.low, middle), (middle, piece.high)]
+    return Path.of_pieces(pieces, start, end)
 
 
 def off_from_tangents(explainer: Explainer, paths: dict[str, Path]) -> float:
-    """How far sums of tangents are from what paths foretell, as a share of an embedding's length."""
+    """Compare sums of tangents with what the polynomials predict: the largest difference ÷ an embedding's length."""
     by_length = sorted(paths, key=len)
-    chosen = {by_length[round(i)] for i in np.linspace(0, len(by_length) - 1, CHECKED)}
+    # A tangent at each node of a rough path costs as much as to follow it: one is enough there.
+    rough = any(len(path.pieces) > 1 for path in paths.values())
+    places = [len(by_length) // 2] if rough else np.linspace(0, len(by_length) - 1, CHECKED)
+    checked = list({by_length[round(i)] for i in places})
     off = 0.0
-    for _, bucket in explainer._preparation.prepare(map(_request, chosen)).buckets():
-        for rule, n in (("right", 50), ("gauss", 8)):
-            for side, direct in zip(bucket.sides, bucket.total(*RULES[rule](n)), strict=True):
-                path = paths[side["text"]]
-                off = max(off, float(np.linalg.norm(direct - path.total(rule, n)) / np.linalg.norm(path.end)))
+    for rule, n in (("right", 50), ("gauss", 8)):
+        for text, direct in zip(checked, explainer.path_total(checked, *RULES[rule](n)), strict=True):
+            path = paths[text]
+            off = max(off, float(np.linalg.norm(direct - path.total(rule, n)) / np.linalg.norm(path.end)))
     return off
 
 
-def _request(text: str) -> Request:
-    return Request(text, Reading(), None)
-
-
 def layer_of(subject: Subject, layer: int, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    # In double precision, so that what is seen is the rule's error and not the arithmetic's.
-    explainer = Explainer(subject.model, layer=layer, tolerance=1e-6)
+    # A tight tolerance makes it double precision: rounding must be below the error of the rule.
+    explainer = Explainer(subject.model, layer=layer, path="straight", tolerance=1e-6)
     paths = paths_of(explainer, sorted({text for pair in pairs for text in pair}, key=len))
     ends = [(paths[a], paths[b]) for a, b in pairs]
-    found: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
     for rule, steps in STEPS.items():
         of = cache(partial(errors, ends, rule, similarity=explainer.settings.similarity))
-        found[rule] = {
+        curves[rule] = {
             "steps": list(steps),
             "mean": [float(of(n=n).mean()) for n in steps],
             "std": [float(of(n=n).std()) for n in steps],
             "reached": {f"{bound:g}": first_below(of, steps, bound) for bound in REACHED},
         }
-    left_out = max(path.left_out for path in paths.values())
-    return {**found, "left_out": left_out, "off_from_tangents": off_from_tangents(explainer, paths)}
-
-
-def study(setting: Setting, subject: Subject) -> dict[str, Any]:
-    pairs = random.Random(setting.seed).sample(setting.pairs, min(PAIRS, len(setting.pairs)))
-    layers = {
-        str(layer): setting.part(f"{subject.identity} {layer}", partial(layer_of, subject, layer, pairs))
-        for layer in setting.track(range(subject.num_layers + 1), f"{subject.label}: layers")
+    return {
+        **curves,
+        "pairs": len(pairs),
+        "rough": sum(len(path.pieces) > 1 for path in paths.values()) / len(paths),
+        "left_out": max(path.left_out for path in paths.values()),
+        "off_from_tangents": off_from_tangents(explainer, paths),
     }
-    return {"pairs": len(pairs), "layers": layers}
 
 
-def _unsure(found: dict[str, Any]) -> dict[str, float]:
-    """The largest of what is not known of a model's errors."""
-    return {key: max(layer[key] for layer in found["layers"].values()) for key in UNSURE}
+def pairs_at(experiment: Experiment, subject: Subject, layer: int) -> list[tuple[str, str]]:
+    """Choose the pairs whose sums are measured at a layer."""
+    pairs = experiment.sample_at(subject, layer).texts
+    return random.Random(experiment.seed).sample(pairs, min(PAIRS, len(pairs)))
 
 
-def run(setting: Setting) -> Result:
-    numbers = {subject.label: study(setting, subject) for subject in setting.subjects}
+def study(experiment: Experiment, subject: Subject) -> dict[str, Any]:
+    # From the output to the input: what is cheap is there first.
+    layers = {
+        layer: experiment.part(
+            f"{subject.identity} {layer}", partial(layer_of, subject, layer, pairs_at(experiment, subject, layer))
+        )
+        for layer in experiment.track(experiment.every_layer(subject)[::-1], f"{subject.label}: layers")
+    }
+    return {"num_layers": subject.num_layers, "layers": {str(layer): layers[layer] for layer in sorted(layers)}}
+
+
+def foresee(experiment: Experiment) -> dict[str, float]:
+    """Estimate how many seconds each model takes, from a first look at one text at every layer."""
+    seconds = {}
+    for subject in experiment.subjects:
+        total = 0.0
+        for layer in experiment.every_layer(subject):
+            pairs = pairs_at(experiment, subject, layer)
+            texts = sorted({text for pair in pairs for text in pair}, key=len)
+            middle = texts[len(texts) // 2]
+            started = time.perf_counter()
+            (path,) = _interpolate(subject.explainer(layer), [middle], LOOK).values()
+            each = (time.perf_counter() - started) / (LOOK + 1)
+            # Smooth paths are evaluated in double precision, which takes about twice as long.
+            rough = path.left_out > ROUGH
+            total += each * (1 if rough else 2) * PASSES[rough] * sum(map(len, texts)) / len(middle)
+        seconds[f"{subject.label}, accuracy"] = total
+    return seconds
+
+
+def certain(layer: dict[str, Any]) -> float:
+    """Return the error below which what was measured at a layer is not certain."""
+    return max(*(float(layer[key]) for key in UNCERTAIN), 1e-14)
+
+
+def run(experiment: Experiment) -> Result:
+    numbers = {subject.label: study(experiment, subject) for subject in experiment.subjects}
     figure, axes = charts.panels(len(numbers), 6.4, 4.8, across=2)
-    for each, (name, found) in zip(axes, numbers.items(), strict=True):
-        for (layer, curves), colour in zip(found["layers"].items(), charts.colours(len(found["layers"])), strict=True):
+    for each, (name, measured) in zip(axes, numbers.items(), strict=True):
+        colours = charts.colours(len(measured["layers"]))
+        for (layer, curves), colour in zip(measured["layers"].items(), colours, strict=True):
             for rule, style in STYLES.items():
                 curve = curves[rule]
-                mean, std = (np.maximum(curve[key], 1e-17) for key in ("mean", "std"))
+                mean, std = np.array(curve["mean"]), np.array(curve["std"])
+                mean = np.where(mean >= certain(curves), mean, np.nan)  # what is below is not certain
                 each.plot(curve["steps"], mean, color=colour, linestyle=style, label=layer if rule == "right" else None)
                 each.fill_between(
                     curve["steps"], np.maximum(mean - std, mean / 10), mean + std, color=colour, alpha=0.1
                 )
         each.set_xscale("log")
         each.set_yscale("log")
-        each.set_ylim(bottom=max(*_unsure(found).values(), 1e-14))  # below it is nothing to read
         each.set_xlabel("nodes N")
         each.set_ylabel("|ΣA − score|")
         each.set_title(name, fontsize=9)
@@ -175,46 +301,49 @@ def run(setting: Setting) -> Result:
             each.plot([], [], color="0.3", linestyle=style, label=RULE_NAMES[rule])[0] for rule, style in STYLES.items()
         ]
         each.legend(handles=rules, fontsize=7, loc="lower right")
-    unsure = [_unsure(found) for found in numbers.values()]
-    off, left_out = (max(one[key] for one in unsure) for key in UNSURE)
     compared = []
-    table = [["model", "layer", *(f"{bound:g}, {rule}" for rule in STEPS for bound in REACHED)]]
-    for name, found in numbers.items():
-        layers = found["layers"]
-        count = len(layers) - 1
+    bounds = [f"{bound:g}, {rule}" for rule in STEPS for bound in REACHED]
+    table = [["model", "layer", "pairs", *bounds, "certain down to"]]
+    for name, measured in numbers.items():
+        layers, count = measured["layers"], measured["num_layers"]
         for share, n, paper in (
             (9 / 12, 50, "(5 ± 5)e-3 at layer 9 of 12"),
             (7 / 12, 1000, "(2 ± 3)e-3 at layer 7 of 12"),
         ):
             layer = str(math.ceil(share * count))
+            if layer not in layers:
+                continue
             curve = layers[layer]["right"]
             i = curve["steps"].index(n)
-            said = f"{curve['mean'][i]:.0e} ± {curve['std'][i]:.0e}"
+            ours = f"{curve['mean'][i]:.0e} ± {curve['std'][i]:.0e} ({layers[layer]['pairs']} pairs)"
             compared.append(
-                Compared(f"{name}: error at layer {layer} of {count}, right endpoints, N = {n:,}", said, paper)
+                Comparison(f"{name}: error at layer {layer} of {count}, right endpoints, N = {n:,}", ours, paper)
             )
         shallow = [layer for layer in layers if int(layer) < math.ceil(7 / 12 * count)]
-        said = ", ".join(f"{layers[layer]['right']['mean'][-1]:.0e}" for layer in shallow)
-        compared.append(
-            Compared(
-                f"{name}: error at layers {', '.join(shallow)}, right endpoints, N = 2,500",
-                said,
-                "shallower than 7: not converging by 2,500 (S-MPNet); (1 ± 1)e-2 at the input (RoBERTa)",
+        if shallow:
+            compared.append(
+                Comparison(
+                    f"{name}: error at layers {', '.join(shallow)}, right endpoints, N = 2,500",
+                    ", ".join(f"{layers[layer]['right']['mean'][-1]:.0e}" for layer in shallow),
+                    PAPER_SHALLOW,
+                )
             )
-        )
         for layer, curves in layers.items():
             reached = [curves[rule]["reached"][f"{bound:g}"] for rule in STEPS for bound in REACHED]
-            table.append([name, layer, *("not by 2,500" if n is None else f"{n:,}" for n in reached)])
+            row = ["not by 2,500" if n is None else f"{n:,}" for n in reached]
+            table.append([name, layer, f"{curves['pairs']}", *row, f"{certain(curves):.0e}"])
+    most = max(layer["pairs"] for measured in numbers.values() for layer in measured["layers"].values())
     return Result(
         title="Attribution accuracy (Figure 2)",
         notes=[
-            f"The absolute error of the sum, reference terms included, over {min(PAIRS, len(setting.pairs))} of the "
-            "pairs, mean and standard deviation (shaded; below the mean no further than a tenth of it), in double "
-            f"precision. The sum needs the encoder's speed along the path only, which is taken from its values at "
-            f"{INTERVALS + 1} or {2 * INTERVALS + 1} points. The polynomial through them leaves out {left_out:.0e} of "
-            f"an embedding's length at most, and sums of tangents, computed for {CHECKED} texts of different lengths "
-            f"at every layer, differ from it by {off:.0e} at most. Smaller errors than these cannot be read and are "
-            "not shown: a layer without a curve, such as an output that is only a mean over tokens, has none larger.",
+            f"The absolute error of the sum, reference terms included, over {most} of the pairs or as few as the table "
+            "says, mean and standard deviation (shaded; below the mean no further than a tenth of it). The sum needs "
+            "only the encoder's derivative along the path, which follows from its values at "
+            f"{INTERVALS + 1} or {2 * INTERVALS + 1} points, in double precision; a path on which the embedding moves "
+            "in steep steps is followed piece by piece, with some hundred points where it is steep. Sums of tangents, "
+            "computed for a few texts at every layer, say how far that is from the truth. Errors smaller than this "
+            "(the table's last column) are not shown: a layer without a curve, such as an output that is only a mean "
+            "over tokens, has none larger.",
         ],
         compared=compared,
         tables={"The N at which the mean error first is below a bound": table},

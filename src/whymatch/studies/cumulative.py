@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from whymatch import Explanation
 from whymatch.studies import charts
-from whymatch.studies.setting import Compared, Result, Setting, percent
+from whymatch.studies.experiment import Comparison, Experiment, Result, percent
 
 SHARES = np.linspace(0, 1, 101)
 STEADY = (0.05, 0.02)
@@ -18,7 +18,7 @@ DEPENDS = ("pairs", "layers")
 
 
 def curve(why: Explanation) -> NDArray[np.float64]:
-    """The share of the score that the strongest entries sum to, for each share of entries."""
+    """Compute the share of the score that the strongest entries sum to, for each share of entries."""
     values = why.matrix.ravel()
     order = np.argsort(-np.abs(values), kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(values[order])])
@@ -26,13 +26,14 @@ def curve(why: Explanation) -> NDArray[np.float64]:
 
 
 def summary(curves: NDArray[np.float64]) -> dict[str, Any]:
-    """Over the pairs: mean, deviation and quartiles, and from where on the deviation stays small."""
+    """Summarise the curves of all pairs: mean, deviation, quartiles, and from where on the deviation stays small."""
     std = curves.std(0)
     steady: dict[str, float | None] = {}
     for bound in STEADY:
         first = 1 + max(np.flatnonzero(std > bound), default=-1)
         steady[f"{bound:g}"] = float(SHARES[first]) if first < len(SHARES) else None
     return {
+        "pairs": len(curves),
         "shares": SHARES.tolist(),
         "mean": curves.mean(0).tolist(),
         "std": std.tolist(),
@@ -50,18 +51,18 @@ def collect(explanations: Iterable[Explanation]) -> dict[str, Any]:
     return summary(np.stack([curve(why) for why in explanations if why.score != 0]))
 
 
-def run(setting: Setting) -> Result:
+def run(experiment: Experiment) -> Result:
     numbers: dict[str, Any] = {}
-    for subject in setting.subjects:
-        layers = setting.layers(subject)
-        numbers[subject.label] = {str(layer): collect(setting.explanations(subject, layer)) for layer in layers}
-    chosen = {subject.label: str(setting.inner_layer(subject)) for subject in setting.subjects}
-    figure, axes = charts.panels(len(numbers), 4.8, 3.6)
+    for subject in experiment.subjects:
+        layers = experiment.layers(subject)
+        numbers[subject.label] = {str(layer): collect(experiment.explanations(subject, layer)) for layer in layers}
+    chosen = {subject.label: str(experiment.inner_layer(subject)) for subject in experiment.subjects}
+    figure, axes = charts.panels(len(numbers), 4.8, 3.6, same=True)
     for each, (name, layers) in zip(axes, numbers.items(), strict=True):
-        found = layers[chosen[name]]
-        mean, std = np.array(found["mean"]), np.array(found["std"])
+        curves = layers[chosen[name]]
+        mean, std = np.array(curves["mean"]), np.array(curves["std"])
         each.fill_between(SHARES, mean - std, mean + std, color="#2166ac", alpha=0.2, label="± standard deviation")
-        low, middle, high = found["quartiles"]
+        low, middle, high = curves["quartiles"]
         each.fill_between(SHARES, low, high, color="#d95f02", alpha=0.3, label="middle half of the pairs")
         each.plot(SHARES, middle, color="#d95f02", label="median")
         each.plot(SHARES, mean, color="#2166ac", label="mean")
@@ -73,15 +74,15 @@ def run(setting: Setting) -> Result:
         each.legend(fontsize=7)
     compared = []
     for name, layers in numbers.items():
-        for layer, found in layers.items():
-            top, steady = found["top_5_percent"], found["steady_from"]
+        for layer, curves in layers.items():
+            top, steady = curves["top_5_percent"], curves["steady_from"]
             compared += [
-                Compared(
+                Comparison(
                     f"{name}, layer {layer}: the strongest 5 % sum to",
                     f"{100 * top['mean']:.0f} ± {percent(top['std'])} (median {percent(top['median'])})",
                     "77 ± 133 %",
                 ),
-                Compared(
+                Comparison(
                     f"{name}, layer {layer}: needed for a deviation below 5 % / 2 %",
                     f"{percent(steady['0.05'])} / {percent(steady['0.02'])}",
                     "78 % / 92 %",
@@ -90,8 +91,9 @@ def run(setting: Setting) -> Result:
     return Result(
         title="Cumulative share of the prediction (Figure 5)",
         notes=[
-            f"Over {len(setting.pairs):,} pairs. A score near zero makes any share of it large, which is why the mean "
-            "has so wide a deviation; the median and the middle half of the pairs are shown beside it.",
+            f"Over {experiment.about_pairs()}. A share of a score near zero is large, hence the wide deviation "
+            "of the mean; the median and the middle half of the pairs are shown beside it. All panels have one scale.",
+            *experiment.about_rough(),
         ],
         compared=compared,
         numbers=numbers,

@@ -9,17 +9,19 @@ import numpy as np
 
 from whymatch import Explanation
 from whymatch.studies import charts
-from whymatch.studies.setting import Compared, Result, Setting, percent
+from whymatch.studies.experiment import Comparison, Experiment, Result, percent
 
-EDGES = np.linspace(-0.25, 0.25, 101)  # what lies beyond is counted, and not drawn
+EDGES = np.linspace(-0.25, 0.25, 101)  # what lies beyond is counted but not drawn
 DEPENDS = ("pairs", "layers")
 
 
 def histogram(explanations: Iterable[Explanation]) -> dict[str, Any]:
+    """Count attributions by size and by sign."""
     counts = np.zeros(len(EDGES) - 1, int)
-    entries = negative = content = negative_content = 0
+    pairs = entries = negative = content = negative_content = 0
     squares = 0.0
     for why in explanations:
+        pairs += 1
         values = why.matrix
         counts += np.histogram(values, EDGES)[0]
         entries += values.size
@@ -29,6 +31,7 @@ def histogram(explanations: Iterable[Explanation]) -> dict[str, Any]:
         content += int(inside.sum())
         negative_content += int((values[inside] < 0).sum())
     return {
+        "pairs": pairs,
         "entries": entries,
         "share_negative": negative / entries,
         "share_negative_without_special_tokens": negative_content / max(content, 1),
@@ -38,17 +41,17 @@ def histogram(explanations: Iterable[Explanation]) -> dict[str, Any]:
     }
 
 
-def run(setting: Setting) -> Result:
+def run(experiment: Experiment) -> Result:
     numbers: dict[str, Any] = {}
-    for subject in setting.subjects:
-        layers = setting.layers(subject)
-        numbers[subject.label] = {str(layer): histogram(setting.explanations(subject, layer)) for layer in layers}
-    figure, axes = charts.panels(len(numbers), 5.2, 3.6)
+    for subject in experiment.subjects:
+        layers = experiment.layers(subject)
+        numbers[subject.label] = {str(layer): histogram(experiment.explanations(subject, layer)) for layer in layers}
+    figure, axes = charts.panels(len(numbers), 5.2, 3.6, same=True)
     middles = (EDGES[1:] + EDGES[:-1]) / 2
     for each, (name, layers) in zip(axes, numbers.items(), strict=True):
-        for (layer, found), colour in zip(layers.items(), charts.colours(len(layers)), strict=True):
-            density = np.array(found["counts"]) / found["entries"] / (EDGES[1] - EDGES[0])
-            label = f"{layer}: {percent(found['share_negative'])} negative"
+        for (layer, counted), colour in zip(layers.items(), charts.colours(len(layers)), strict=True):
+            density = np.array(counted["counts"]) / counted["entries"] / (EDGES[1] - EDGES[0])
+            label = f"{layer}: {percent(counted['share_negative'])} negative"
             each.plot(middles, np.where(density > 0, density, np.nan), color=colour, label=label)
         each.set_yscale("log")
         each.axvline(0, color="0.7", linewidth=0.8, zorder=0)
@@ -57,18 +60,21 @@ def run(setting: Setting) -> Result:
         each.set_title(name, fontsize=9)
         each.legend(title="layer", fontsize=7, title_fontsize=7)
     compared = []
-    for subject in setting.subjects:
-        for layer, found in numbers[subject.label].items():
-            above = subject.num_layers - int(layer)
+    for subject in experiment.subjects:
+        for layer in experiment.asked_layers(subject):
+            counted = numbers[subject.label].get(str(layer))
+            above = subject.num_layers - layer
             where = {0: ", the output", 1: ", the last before the output"}.get(above, "")
             paper = {0: "5 %", 1: "38 %"}.get(above, "–")
-            said = percent(found["share_negative"])
-            compared.append(Compared(f"{subject.label}: negative at layer {layer}{where}", said, paper))
+            ours = "does not converge" if counted is None else percent(counted["share_negative"])
+            compared.append(Comparison(f"{subject.label}: negative at layer {layer}{where}", ours, paper))
     return Result(
         title="Distribution of attributions (Figures 3 and 8)",
         notes=[
-            f"All token–token attributions of {len(setting.pairs):,} pairs, special tokens included. The paper's "
-            "shares are those of S-MPNet at layers 11 and 12 of 12. A larger one than ±0.25 is counted and not drawn.",
+            f"All token–token attributions of {experiment.about_pairs()}, special tokens included. The paper's shares "
+            "are those of S-MPNet, adjusted, at layers 11 and 12 of 12. Attributions beyond ±0.25 are counted, not "
+            "drawn. All panels have one scale.",
+            *experiment.about_rough(),
         ],
         compared=compared,
         numbers=numbers,

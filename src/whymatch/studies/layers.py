@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
+from whymatch import Explanation
 from whymatch.studies import charts
-from whymatch.studies.setting import Compared, Result, Setting
+from whymatch.studies.experiment import Comparison, Experiment, Result, Subject
 
-# Written for this: a word that turns the meaning of a sentence.
+# One word reverses the meaning of the second sentence.
 PAIR = ("The band played well.", "The musicians performed poorly.")
 
+PAPER = "for another pair, adjusted S-MPNet: negative at layers 7 and 11 of 12, absent at the output"
+DEPENDS = ("every layer",)
 
-DEPENDS = ()
+
+def explain(experiment: Experiment, subject: Subject, layer: int) -> Explanation | None:
+    """Explain the pair at a layer: along a straight path, or else block by block; None where neither converges."""
+    for explainer in (subject.explainer(layer), subject.relay(layer)):
+        why = next(experiment.explanations(subject, layer, [PAIR], explainer), None)
+        if why is not None:
+            return why
+    return None
 
 
-def run(setting: Setting) -> Result:
+def run(experiment: Experiment) -> Result:
     figures, numbers, compared = {}, {}, []
-    for subject in setting.subjects:
-        found = [next(iter(setting.explanations(subject, i, [PAIR]))).words() for i in range(subject.num_layers + 1)]
-        titles = [f"layer {i}: {why.score:.2f}, error {why.error:.0e}" for i, why in enumerate(found)]
-        figures[f"{subject.label}: “{PAIR[0]}” and “{PAIR[1]}”"] = charts.matrices(found, titles)
-        poorly = [float(why.matrix[:, why.tokens_b.index("poorly")].sum()) for why in found]
+    for subject in experiment.subjects:
+        layers = experiment.every_layer(subject)
+        whys = [why.words() for layer in layers if (why := explain(experiment, subject, layer)) is not None]
+        layers = [why.layer for why in whys]
+        if not layers:
+            raise ValueError(f"{subject.label}: {PAIR[0]!r} and {PAIR[1]!r} converge at none of these layers")
+        titles = [
+            f"layer {why.layer}: {why.score:.2f}, error {why.error:.0e}{', relay' * (why.path == 'relay')}"
+            for why in whys
+        ]
+        figures[f"{subject.label}: “{PAIR[0]}” and “{PAIR[1]}”"] = charts.matrices(whys, titles)
+        column = whys[0].tokens_b.index("poorly")
+        poorly = [float(why.matrix[:, column].sum()) for why in whys]
+        lowest = [
+            min((float(value), word) for value, word in zip(why.matrix[:, column], why.tokens_a, strict=True))
+            for why in whys
+        ]
         numbers[subject.label] = {
-            "score": found[0].score,
-            "words_a": found[0].tokens_a,
-            "words_b": found[0].tokens_b,
-            "matrices": [why.matrix.round(6).tolist() for why in found],
+            "layers": layers,
+            "score": whys[0].score,
+            "words_a": whys[0].tokens_a,
+            "words_b": whys[0].tokens_b,
+            "paths": [why.path for why in whys],
+            "matrices": [why.matrix.round(6).tolist() for why in whys],
             "poorly_in_total": poorly,
+            "poorly_at_its_lowest": lowest,
         }
-        said = ", ".join(f"{value:+.2f}" for value in poorly)
-        what = f"{subject.label}: “poorly” in total, layer 0 to {subject.num_layers}"
-        compared.append(
-            Compared(what, said, "for another pair: negative at layers 7 and 11 of 12, absent at the output")
-        )
+        what = f"{subject.label}: “poorly” in total, layers {', '.join(map(str, layers))} of {subject.num_layers}"
+        ours = ", ".join(f"{value:+.2f}" for value in poorly)
+        compared.append(Comparison(what, ours, PAPER))
+        ours = ", ".join(f"{word} {value:+.2f}" for value, word in lowest)
+        compared.append(Comparison(f"{subject.label}: “poorly” at its lowest, by layer", ours, "–"))
     return Result(
         title="One pair at every layer (Figure 4)",
         notes=[
-            "The same score, taken apart at different depths. Words are sums of their tokens; each panel's colours "
-            "have a scale of their own, and its numbers are hundredths."
+            "The same score, decomposed at different depths. A word is the sum of its tokens; all panels have one "
+            "colour scale, and their numbers are hundredths. Where the straight path does not converge, the encoder is "
+            "integrated block by block instead (“relay”); a layer where that does not converge either has no panel."
         ],
         compared=compared,
         numbers=numbers,

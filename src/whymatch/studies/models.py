@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from whymatch.studies import charts
-from whymatch.studies.setting import Compared, Result, Setting
+from whymatch.studies.experiment import Comparison, Experiment, Result
 
 PAIRS = (
     ("The coffee is not good.", "This is bad coffee."),
     ("A dog is chasing a cat.", "A cat is chasing a dog."),
 )
 
-
 DEPENDS = ("layer",)
 
 
-def run(setting: Setting) -> Result:
+def run(experiment: Experiment) -> Result:
     figures, numbers, compared = {}, {}, []
     for pair in PAIRS:
         name = f"“{pair[0]}” and “{pair[1]}”"
-        found = {
-            subject.label: next(iter(setting.explanations(subject, setting.inner_layer(subject), [pair]))).words()
-            for subject in setting.subjects
+        whys = {
+            subject.label: next(experiment.explanations(subject, experiment.inner_layer(subject), [pair])).words()
+            for subject in experiment.subjects
         }
-        titles = [f"{label}, layer {why.layer}: {why.score:.2f} ({why.similarity})" for label, why in found.items()]
-        figures[name] = charts.matrices(list(found.values()), titles)
+        titles = [f"{label}, layer {why.layer}: {why.score:.2f} ({why.similarity})" for label, why in whys.items()]
+        figures[name] = charts.matrices(list(whys.values()), titles)
         numbers[name] = {
             label: {
                 "score": why.score,
@@ -31,15 +30,15 @@ def run(setting: Setting) -> Result:
                 "words_b": why.tokens_b,
                 "matrix": why.matrix.round(6).tolist(),
             }
-            for label, why in found.items()
+            for label, why in whys.items()
         }
-        scores = ", ".join(f"{label} {why.score:.2f}" for label, why in found.items())
-        compared.append(Compared(f"scores of {name}", scores, "–"))
+        scores = ", ".join(f"{label} {why.score:.2f}" for label, why in whys.items())
+        compared.append(Comparison(f"scores of {name}", scores, "–"))
     return Result(
         title="One pair for every model (Figure 9)",
         notes=[
-            "Models that agree on a score may have come to it by different words. Dot products have no upper bound. "
-            "Numbers are hundredths."
+            "Models that agree on a score may owe it to different words. Dot products have no upper bound. "
+            "All panels of a figure have one colour scale; numbers are hundredths."
         ],
         compared=compared,
         numbers=numbers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whymatch.studies import charts
-from whymatch.studies.setting import Compared, Result, Setting
+from whymatch.studies.experiment import Comparison, Experiment, Result
 from whymatch.training.sts import evaluate_sts
 
 # Spearman's correlation, times 100, by cosine and by dot product: the paper's Table 1.
@@ -24,10 +24,10 @@ PAPER = {
 DEPENDS = ("data",)
 
 
-def run(setting: Setting) -> Result:
-    ours = {subject.label: evaluate_sts(subject.model, setting.data) for subject in setting.subjects}
+def run(experiment: Experiment) -> Result:
+    ours = {subject.label: evaluate_sts(subject.model, experiment.data) for subject in experiment.subjects}
     rows = [
-        *((name, found["cosine"], found["dot"], "ours") for name, found in ours.items()),
+        *((name, scores["cosine"], scores["dot"], "ours") for name, scores in ours.items()),
         *((name, cosine, dot, "the paper's") for name, (cosine, dot) in PAPER.items()),
     ]
     figure, (axes,) = charts.panels(1, 6.4, 0.6 + 0.34 * len(rows))
@@ -43,9 +43,11 @@ def run(setting: Setting) -> Result:
     for marker, colour, label in (("o", "#d95f02", "cosine"), ("s", "#2166ac", "dot product")):
         axes.scatter([], [], marker=marker, color=colour, label=label)
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    kinds = {subject.label: "adjusted" if subject.adjusted else "as it is" for subject in setting.subjects}
+    kinds = {subject.label: "adjusted" if subject.adjusted else "as it is" for subject in experiment.subjects}
     table = [["model", "", "whose", "cosine", "dot product"]]
-    table += [[name, kinds[name], "ours", f"{one['cosine']:.1f}", f"{one['dot']:.1f}"] for name, one in ours.items()]
+    table += [
+        [name, kinds[name], "ours", f"{scores['cosine']:.1f}", f"{scores['dot']:.1f}"] for name, scores in ours.items()
+    ]
     table += [[*name.split(", "), "the paper's", f"{cosine}", f"{dot}"] for name, (cosine, dot) in PAPER.items()]
     costs = {
         base: [
@@ -53,21 +55,21 @@ def run(setting: Setting) -> Result:
         ]
         for base in dict.fromkeys(name.split(", ")[0] for name in PAPER)
     }
-    said = "; ".join(f"{base} {cosine:.1f} / {dot:.1f}" for base, (cosine, dot) in costs.items())
-    first, *others = setting.subjects
+    paper = "; ".join(f"{base} {cosine:.1f} / {dot:.1f}" for base, (cosine, dot) in costs.items())
+    first, *others = experiment.subjects
     compared = [
-        Compared(
+        Comparison(
             f"{other.label} below {first.label}, by cosine / dot",
             " / ".join(f"{ours[first.label][by] - ours[other.label][by]:.1f}" for by in ("cosine", "dot")),
-            f"adjusted below plain: {said}",
+            f"adjusted below plain: {paper}",
         )
         for other in others
     ]
     return Result(
         title="Predictive performance (Table 1)",
         notes=[
-            f"Spearman's correlation with people's scores on {len(setting.data):,} pairs of {setting.data.source}. The "
-            "paper's models are others than ours: what can be compared is what the adjustment costs."
+            f"Spearman's correlation with people's scores on {len(experiment.data):,} pairs of "
+            f"{experiment.data.source}. The paper's models are not ours: only the cost of the adjustment compares."
         ],
         compared=compared,
         tables={"Spearman's correlation, times 100": table},

@@ -1,4 +1,4 @@
-"""Parts of speech, in the seventeen tags of Universal Dependencies, by whatever tagger is there."""
+"""Taggers of parts of speech, in the seventeen tags of Universal Dependencies."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any, Protocol
 
 
 class Tagger(Protocol):
+    """Tags the words of a sentence."""
+
     name: str
 
     def __call__(self, words: Sequence[str]) -> list[str]:
-        """The universal tag of each word of a sentence."""
+        """Return the universal tag of each word."""
 
 
-# The tags of the Penn Treebank, which English taggers speak.
+# The tags of the Penn Treebank, which most English taggers use.
 PENN = {
     "CC": "CCONJ", "CD": "NUM", "DT": "DET", "EX": "PRON", "FW": "X", "IN": "ADP", "JJ": "ADJ", "JJR": "ADJ",
     "JJS": "ADJ", "LS": "X", "MD": "AUX", "NN": "NOUN", "NNS": "NOUN", "NNP": "PROPN", "NNPS": "PROPN", "PDT": "DET",
@@ -25,7 +27,7 @@ PENN = {
 }  # fmt: skip
 
 
-# The tags of the British National Corpus, which HanTa speaks; those of verbs are in the code below.
+# The tags of the British National Corpus, which HanTa uses; those of verbs are handled below.
 CLAWS = {
     "AJ0": "ADJ", "AJC": "ADJ", "AJS": "ADJ", "AT0": "DET", "AV0": "ADV", "AVP": "ADP", "AVQ": "ADV", "CJC": "CCONJ",
     "CJS": "SCONJ", "CJT": "SCONJ", "CRD": "NUM", "DPS": "PRON", "DT0": "DET", "DTQ": "DET", "EX0": "PRON", "IN": "ADP",
@@ -36,16 +38,16 @@ CLAWS = {
 
 
 BE = frozenset({"be", "am", "is", "are", "was", "were", "been", "being", "'m", "'re"})
-HELPING = frozenset({"have", "has", "had", "having", "do", "does", "did", "'ve"})  # or verbs of their own
-BETWEEN = frozenset({"ADV", "PART", "PRON"})  # what may stand between them and the verb that they help
+HELPING = frozenset({"have", "has", "had", "having", "do", "does", "did", "'ve"})  # auxiliaries or full verbs
+BETWEEN = frozenset({"ADV", "PART", "PRON"})  # what may stand between an auxiliary and its verb
 
-# What is written as one word and is two: its first part is what it is.
+# Contractions have the tag of their first part.
 CLITIC = re.compile(r"(?i)(.+?)(n['’]t|['’](?:s|re|ve|ll|d|m))")
 FIRST_PART = {"ca": "can", "wo": "will", "sha": "shall", "ai": "is"}
 
 
 def universal(tag: str, word: str, tags: Mapping[str, str] = PENN) -> str:
-    """A universal tag for one of another set; marks without letters and digits are punctuation."""
+    """Translate a tag of another set; words without letters and digits are punctuation."""
     if not any(character.isalnum() for character in word):
         return "SYM" if word in {"$", "%", "+", "=", "<", ">", "€", "£", "#"} else "PUNCT"
     if tags is CLAWS and tag.startswith("V") and tag not in tags:
@@ -54,16 +56,16 @@ def universal(tag: str, word: str, tags: Mapping[str, str] = PENN) -> str:
 
 
 def with_auxiliaries(words: Sequence[str], tags: Sequence[str]) -> list[str]:
-    """Forms of be, and of have and do where they help another verb, are auxiliaries, whatever a tagger's set says."""
-    found = list(tags)
+    """Tag forms of be as auxiliaries, and those of have and do where another verb follows."""
+    result = list(tags)
     for i, (word, tag) in enumerate(zip(words, tags, strict=True)):
         low = word.lower()
         if tag in ("VERB", "AUX") and low in BE:
-            found[i] = "AUX"
+            result[i] = "AUX"
         elif tag in ("VERB", "AUX") and low in HELPING:
             following = next((other for other in tags[i + 1 :] if other not in BETWEEN), "")
-            found[i] = "AUX" if following in ("VERB", "AUX") else "VERB"
-    return found
+            result[i] = "AUX" if following in ("VERB", "AUX") else "VERB"
+    return result
 
 
 def _first_parts(words: Sequence[str]) -> list[str]:
@@ -86,10 +88,8 @@ class HanTa:
         if not words:
             return []
         firsts = _first_parts(words)
-        found = self._tagger.tag_sent(firsts)
-        return with_auxiliaries(
-            firsts, [universal(one[2], word, CLAWS) for word, one in zip(firsts, found, strict=True)]
-        )
+        tags = [universal(tag, firsts[i], CLAWS) for i, (_, _, tag) in enumerate(self._tagger.tag_sent(firsts))]
+        return with_auxiliaries(firsts, tags)
 
 
 class SpaCy:
@@ -110,7 +110,7 @@ class SpaCy:
 
 
 class Flair:
-    """flair/pos-english, the paper's, if flair and a hub are there."""
+    """flair/pos-english, which the paper uses, if flair is installed and the hub can be reached."""
 
     name = "flair/pos-english"
 
@@ -133,7 +133,7 @@ TAGGERS: dict[str, Callable[[], Tagger]] = {"hanta": HanTa, "spacy": SpaCy, "fla
 
 
 def get_tagger(name: str | None = None) -> Tagger:
-    """A tagger by its name; HanTa if none is named."""
+    """Create a tagger by its name; the default is HanTa."""
     name = name or "hanta"
     if name not in TAGGERS:
         raise ValueError(f"there is no tagger {name!r}; choose one of {', '.join(TAGGERS)}")
@@ -141,4 +141,4 @@ def get_tagger(name: str | None = None) -> Tagger:
         return TAGGERS[name]()
     except (ImportError, OSError) as error:
         extra = "pip install 'whymatch[pos]'" if name == "hanta" else f"install {name} and its English model"
-        raise ModuleNotFoundError(f"the tagger {name!r} is not here ({error}): {extra}") from None
+        raise ModuleNotFoundError(f"the tagger {name!r} is not installed ({error}): {extra}") from None

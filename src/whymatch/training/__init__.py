@@ -1,13 +1,18 @@
-"""Adjusted models: encoders whose reference is exactly zero; made, trained, saved and loaded like any other."""
+"""Training adjusted models: encoders whose reference embedding is exactly zero."""
 
+from __future__ import annotations
+
+import os
 from typing import TYPE_CHECKING
 
 from whymatch import lazy
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from whymatch.adjusted import ReferenceShift, Scale, adjust
     from whymatch.training.data import read_splits
     from whymatch.training.run import Recipe, train
-    from whymatch.training.shift import ReferenceShift, Scale, adjust, load
     from whymatch.training.sts import evaluate_sts
 
 __all__ = ["Recipe", "ReferenceShift", "Scale", "adjust", "evaluate_sts", "load", "read_splits", "train"]
@@ -15,13 +20,19 @@ __all__ = ["Recipe", "ReferenceShift", "Scale", "adjust", "evaluate_sts", "load"
 __getattr__, __dir__ = lazy.attributes(
     __name__,
     {
-        "Recipe": "run",
-        "ReferenceShift": "shift",
-        "Scale": "shift",
-        "adjust": "shift",
-        "evaluate_sts": "sts",
-        "load": "shift",
-        "read_splits": "data",
-        "train": "run",
+        "Recipe": "whymatch.training.run",
+        "ReferenceShift": "whymatch.adjusted",
+        "Scale": "whymatch.adjusted",
+        "adjust": "whymatch.adjusted",
+        "evaluate_sts": "whymatch.training.sts",
+        "read_splits": "whymatch.training.data",
+        "train": "whymatch.training.run",
     },
 )
+
+
+def load(folder: str | os.PathLike[str], device: str | None = None) -> SentenceTransformer:
+    """Load a model, adjusted or not, from a folder or a hub id, running no code from it."""
+    from whymatch import loading
+
+    return loading.load(folder, device)[0]

@@ -1,4 +1,4 @@
-"""The model card of a trained model: what it is, what it was made of, how good it is, how to explain with it."""
+"""The model card of a trained model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 def card(record: dict[str, Any], name: str) -> str:
-    """The card of a model in a folder of that name."""
+    """Render a model card.
+
+    Args:
+        record: what was recorded in training.
+        name: of the model's folder.
+    """
     environment = Environment(
         loader=PackageLoader("whymatch.training"),
         undefined=StrictUndefined,
@@ -19,9 +24,9 @@ def card(record: dict[str, Any], name: str) -> str:
         keep_trailing_newline=True,
     )
     recipe = record["recipe"]
-    idle = {"scale", "centred", "own"} if recipe["objective"] == "cosine" else set()
+    unused = {"scale", "centred", "own"} if recipe["objective"] == "cosine" else set()
     settings = {
-        key: value for key, value in recipe.items() if key not in {"base", "normalized", *idle} and value is not None
+        key: value for key, value in recipe.items() if key not in {"base", "normalized", *unused} and value is not None
     }
     if "teacher" in settings:
         settings["teacher"] = _hub_id(recipe["teacher"]) or Path(recipe["teacher"]).name
@@ -37,5 +42,5 @@ def card(record: dict[str, Any], name: str) -> str:
 
 
 def _hub_id(name: str) -> str | None:
-    """None of a folder: its path says nothing to others, and where it lies is nobody's business."""
+    """Return a hub id as it is, and None for a folder: its path means nothing to others and may be private."""
     return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists() else None

@@ -1,4 +1,4 @@
-"""What a model is trained on: files beside each other, a folder, or a dataset of the hub."""
+"""Reading the scored pairs that a model is trained, chosen and evaluated on."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from whymatch.tables import FORMATS, Pairs, read_scored_pairs
+from whymatch.corpus.pairs import Pairs, read_scored_pairs
+from whymatch.corpus.tables import FORMATS
 
-# How the parts of a dataset are called, in the names of files and on the hub.
+# The names of splits, in file names and on the hub.
 DEV = ("dev", "validation", "valid", "val")
 TEST = ("test",)
 
-HELD_OUT = 10  # one pair of so many is kept for choosing the best epoch where no file is there for it
+HELD_OUT = 10  # where there is no dev split, one training pair of so many becomes one
 
 
 @dataclass(frozen=True)
 class Splits:
+    """The pairs to train on, to choose the best epoch by, and to evaluate on."""
+
     train: Pairs
     dev: Pairs
     test: Pairs | None
@@ -29,7 +32,7 @@ class Splits:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same pairs and scores."""
+        """Return a hash of all pairs and scores."""
         digest = hashlib.sha256()
         for pairs in (self.train, self.dev, self.test):
             digest.update(repr((pairs.texts, pairs.scores) if pairs else None).encode("utf-8", "surrogatepass"))
@@ -44,30 +47,39 @@ def read_splits(
     score_range: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> Splits:
-    """Read the pairs to train on, and find those to choose and to judge by if they are not named."""
+    """Read scored pairs.
+
+    Args:
+        data: the pairs to train on: a file, or the name of a dataset on the hub, ``name[:configuration]``.
+        dev: the file to choose the best epoch by; None looks for one beside ``data``, or else holds pairs out.
+        test: the file to evaluate on; None looks for one beside ``data``.
+        columns: the names of the columns of the two texts and of the score.
+        score_range: the lowest and the highest possible score.
+        seed: decides which pairs are held out.
+    """
     if Path(data).suffix.lower() not in FORMATS and not Path(data).is_file():
         if dev or test:
-            raise ValueError(f"{data!r} is no file: a dataset brings its own parts, so give no --dev and no --test")
+            raise ValueError(f"{data!r} is not a file, and a dataset brings its own splits: drop --dev and --test")
         return _from_hub(data, columns, score_range, seed)
     path = Path(data)
     train = read_scored_pairs(path, columns, score_range)
     dev_path, test_path = (
         Path(given) if given else _beside(path, names) for given, names in ((dev, DEV), (test, TEST))
     )
-    judged = read_scored_pairs(test_path, columns, train.score_range) if test_path else None
+    test_pairs = read_scored_pairs(test_path, columns, train.score_range) if test_path else None
     if dev_path:
-        return Splits(train, read_scored_pairs(dev_path, columns, train.score_range), judged)
-    return Splits(*_held_out(train, seed), judged)
+        return Splits(train, read_scored_pairs(dev_path, columns, train.score_range), test_pairs)
+    return Splits(*_hold_out(train, seed), test_pairs)
 
 
 def _beside(path: Path, names: Sequence[str]) -> Path | None:
-    """The file that is called as this one is, with the name of another part in the place of "train"."""
+    """Find the file whose name is this one's with the name of another split in the place of "train"."""
     if "train" not in path.name:
         return None
     return next((file for name in names if (file := path.with_name(path.name.replace("train", name))).is_file()), None)
 
 
-def _held_out(pairs: Pairs, seed: int) -> tuple[Pairs, Pairs]:
+def _hold_out(pairs: Pairs, seed: int) -> tuple[Pairs, Pairs]:
     order = list(range(len(pairs)))
     random.Random(seed).shuffle(order)
     count = max(2, len(pairs) // HELD_OUT)
@@ -84,10 +96,10 @@ def _held_out(pairs: Pairs, seed: int) -> tuple[Pairs, Pairs]:
 
 
 def _from_hub(name: str, columns: Sequence[str] | None, score_range: tuple[float, float] | None, seed: int) -> Splits:
-    """A dataset by its name; a configuration of it follows a colon."""
+    """Read a dataset by its name, ``name[:configuration]``."""
     import tempfile
 
-    need_training()
+    check_training_extra()
     from datasets import load_dataset
     from datasets.utils.logging import disable_progress_bar
 
@@ -97,29 +109,29 @@ def _from_hub(name: str, columns: Sequence[str] | None, score_range: tuple[float
         parts = load_dataset(dataset, configuration or None)
     except Exception as error:
         raise ValueError(
-            f"cannot read {name!r}: it is no file, and no dataset of that name is found here or on the hub "
+            f"cannot read {name!r}: there is no such file, and no dataset of that name in the cache or on the hub "
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
         ) from None
     if "train" not in parts:
-        raise ValueError(f"the dataset {name!r} has no part called train; it has {', '.join(parts)}")
+        raise ValueError(f"the dataset {name!r} has no split called train; it has {', '.join(parts)}")
     with tempfile.TemporaryDirectory() as folder:
 
         def part(names: Sequence[str], score_range: tuple[float, float] | None) -> Pairs | None:
-            found = next((one for one in names if one in parts), None)
-            if found is None:
+            split = next((each for each in names if each in parts), None)
+            if split is None:
                 return None
-            file = Path(folder) / f"{name.replace('/', '.').replace(':', '.')}.{found}.parquet"
-            parts[found].to_parquet(file)
+            file = Path(folder) / f"{name.replace('/', '.').replace(':', '.')}.{split}.parquet"
+            parts[split].to_parquet(file)
             return read_scored_pairs(file, columns, score_range)
 
         train = part(["train"], score_range)
         assert train is not None
         dev, test = (part(names, train.score_range) for names in (DEV, TEST))
-    return Splits(train, dev, test) if dev else Splits(*_held_out(train, seed), test)
+    return Splits(train, dev, test) if dev else Splits(*_hold_out(train, seed), test)
 
 
-def need_training() -> None:
-    """An error unless the extra is here."""
+def check_training_extra() -> None:
+    """Raise an error unless the extra ``train`` is installed."""
     from sentence_transformers.util import is_training_available
 
     if not is_training_available():

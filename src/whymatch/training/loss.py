@@ -1,4 +1,4 @@
-"""The objectives: what the score of a pair should be, and how far it is from that."""
+"""The training objectives."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, mse_loss, pad
 
-from whymatch.training.shift import shift_of
+from whymatch.adjusted import shift_of
 
-TOGETHER = 8  # texts of about one length that run together: more of them are padded more
+TOGETHER = 8  # texts that run together, sorted by length: more of them would be padded more
 
 
 class PairLoss(nn.Module):
@@ -21,13 +21,12 @@ class PairLoss(nn.Module):
     Args:
         model: the SentenceTransformer that is trained.
         objective: ``"cosine"`` or ``"dot"``.
-        scale: what a dot product is multiplied with. It has no influence on how the model ranks, only on how long its
-            embeddings must become: those of most models are not of length 1.
-        zero: the dot product that stands for the score 0. It has no influence on ranks either: shifted embeddings have
-            a part in common, which the products of all texts then need not lose.
+        scale: what a dot product is multiplied by. It does not change how the model ranks, only how long its embeddings
+            must become.
+        zero: the dot product that stands for the score 0. It does not change how the model ranks either: shifted
+            embeddings have a part in common, which training then need not remove.
         learned: whether the scale is trained too.
-        own: the weight of a text's score with itself, which should be 1. A cosine is that by nature; it is what a dot
-            product lacks where texts differ in length only.
+        own: the weight of a term that asks a text's score with itself to be 1, as its cosine always is.
     """
 
     def __init__(
@@ -45,27 +44,27 @@ class PairLoss(nn.Module):
         self.objective = objective
         self.zero = zero
         self.own = own
-        # Its logarithm, so that it stays positive.
+        # The logarithm is trained, so that the scale stays positive.
         self.log_scale = nn.Parameter(torch.tensor(scale).log().to(model.device), requires_grad=learned)
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
         a, b = embed(self.model, list(sentence_features))
-        wanted = labels.to(a.dtype).view(-1)
+        targets = labels.to(a.dtype).view(-1)
         if self.objective == "cosine":
-            return mse_loss(cosine_similarity(a, b), wanted)
+            return mse_loss(cosine_similarity(a, b), targets)
         scale = self.log_scale.exp()
-        loss = mse_loss(scale * ((a * b).sum(1) - self.zero), wanted)
+        loss = mse_loss(scale * ((a * b).sum(1) - self.zero), targets)
         if self.own:
-            alone = scale * (torch.cat([a, b]).square().sum(1) - self.zero)
-            loss = loss + self.own * mse_loss(alone, torch.ones_like(alone))
+            with_itself = scale * (torch.cat([a, b]).square().sum(1) - self.zero)
+            loss = loss + self.own * mse_loss(with_itself, torch.ones_like(with_itself))
         return loss
 
 
 def embed(model: Any, columns: Sequence[dict[str, Any]]) -> list[Tensor]:
-    """The embeddings of every column of a batch.
+    """Embed every column of a batch.
 
-    Texts of about one length run together, and so are padded little; an adjusted model's references run among them,
-    each once.
+    Texts of similar length run together, with little padding; the references of an adjusted model run among them, each
+    once.
     """
     merged = _merged(model, columns)
     if merged is None:
@@ -76,42 +75,44 @@ def embed(model: Any, columns: Sequence[dict[str, Any]]) -> list[Tensor]:
         embeddings = _by_length(lambda features: model(features)["sentence_embedding"], merged)
     else:
         both, number = shift.with_references(merged)
-        found = _by_length(shift.unshifted, both)
-        embeddings = found[: ends[-1]] - found[number]
+        unshifted = _by_length(shift.unshifted, both)
+        embeddings = unshifted[: ends[-1]] - unshifted[number]
     return list(embeddings.tensor_split(ends[:-1]))
 
 
 def _by_length(run: Callable[[dict[str, Any]], Tensor], features: dict[str, Any]) -> Tensor:
     lengths = features["attention_mask"].sum(1)
     order = lengths.argsort()
-    # Where there is much to do at once, one large batch is faster than several that are padded less.
+    # On an accelerator, one large batch is faster than several with less padding.
     together = TOGETHER if lengths.device.type == "cpu" else len(order)
-    found = []
+    parts = []
     for rows in order.tensor_split(-(-len(order) // together)):
         longest = int(lengths[rows].max())
-        found.append(run({n: v[rows, :longest] if isinstance(v, Tensor) else v for n, v in features.items()}))
-    return torch.cat(found)[order.argsort()]
+        parts.append(run({n: v[rows, :longest] if isinstance(v, Tensor) else v for n, v in features.items()}))
+    return torch.cat(parts)[order.argsort()]
 
 
 def _merged(model: Any, columns: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The texts of all columns as one batch; None where they are no texts that are padded at their end."""
+    """Merge the texts of all columns into one batch; None if they are not texts that are padded at their end."""
     plain = [{name: value for name, value in features.items() if not isinstance(value, Tensor)} for features in columns]
     tensors = [{name: value for name, value in features.items() if isinstance(value, Tensor)} for features in columns]
-    alike = all(one == plain[0] for one in plain) and all(set(one) == set(tensors[0]) for one in tensors)
+    alike = all(each == plain[0] for each in plain) and all(set(each) == set(tensors[0]) for each in tensors)
     texts = alike and {"input_ids", "attention_mask"} <= set(tensors[0])
-    if not texts or not all(value.ndim == 2 for one in tensors for value in one.values()):
+    if not texts or not all(value.ndim == 2 for each in tensors for value in each.values()):
         return None
-    if not all(bool(one["attention_mask"][:, 0].all()) for one in tensors):
+    if not all(bool(each["attention_mask"][:, 0].all()) for each in tensors):
         return None
-    width = max(one["input_ids"].shape[1] for one in tensors)
+    width = max(each["input_ids"].shape[1] for each in tensors)
     filler = {"input_ids": getattr(getattr(model, "tokenizer", None), "pad_token_id", None) or 0}
     return plain[0] | {
-        name: torch.cat([pad(one[name], (0, width - one[name].shape[1]), value=filler.get(name, 0)) for one in tensors])
+        name: torch.cat(
+            [pad(each[name], (0, width - each[name].shape[1]), value=filler.get(name, 0)) for each in tensors]
+        )
         for name in tensors[0]
     }
 
 
 def usual_products(model: Any, texts: list[str], others: list[str]) -> tuple[float, float]:
-    """The dot product of a text with itself, and with others, on average, before training."""
+    """Average the dot products of texts with themselves, and with other texts."""
     a, b = (torch.as_tensor(model.encode(some, show_progress_bar=False)).double() for some in (texts, others))
     return float(a.square().sum(1).mean()), float((a @ b.T).mean())

@@ -1,8 +1,7 @@
-"""Training an encoder, adjusted or plain, on pairs with scores: the paper's settings, on the library's own trainer."""
+"""Training an encoder, adjusted or plain, on scored pairs, with the paper's settings."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -13,32 +12,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
-from whymatch import __version__, models
-from whymatch.files import held, made, written_aside
+from whymatch import __version__, loading
+from whymatch.adjusted import adjust, shift_of
+from whymatch.files import lock_folder, make_folder, read_json, write_json
+from whymatch.progress import bar
 from whymatch.training.card import card
-from whymatch.training.data import Splits, need_training
+from whymatch.training.data import Splits, check_training_extra
 from whymatch.training.loss import PairLoss, usual_products
-from whymatch.training.shift import adjust, shift_of
 from whymatch.training.sts import evaluate_sts
 
 RECORD = "training.json"
 CHECKPOINTS = "checkpoints"
 SCALE = "scale.json"
-SAMPLE = 256  # texts that the scale is taken from
-SAME = 0.05  # a difference of correlations, times 100, that only rounding makes
+SAMPLE = 256  # texts from which the scale is computed
+SAME = 0.05  # correlations (times 100) that differ by less than this differ by rounding only
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How a model is trained; the defaults are the paper's."""
 
-    base: str = models.DEFAULT_MODEL
+    base: str = loading.DEFAULT_MODEL
     objective: Literal["dot", "cosine"] = "dot"
     adjusted: bool = True
     normalized: bool = False  # whether embeddings have length 1 before they are shifted
@@ -49,8 +47,8 @@ class Recipe:
     warmup: float = 0.1  # of all steps
     seed: int = 0
     scale: Literal["one", "usual", "learned"] = "usual"  # of the dot product, in the loss
-    centred: bool = False  # whether the dot product of texts that are no pair stands for the score 0, and not 0 itself
-    own: float = 0.0  # the weight of a text's dot product with itself, which should be 1
+    centred: bool = False  # whether the usual dot product of unrelated texts, instead of 0, stands for the score 0
+    own: float = 0.0  # the weight of a term that asks a text's dot product with itself to be 1
     teacher: str | None = None  # a model whose cosines count as much as the labels
 
     def __post_init__(self) -> None:
@@ -85,11 +83,22 @@ def train(
     device: str | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Train, keep the best epoch by the dev split, judge it by the test split; returns what ``training.json`` records.
+    """Train a model, keep the epoch that is best on the dev split, and evaluate it on the test split.
 
-    The folder holds a model only when training has ended. Until then it holds what is needed to resume.
+    Args:
+        recipe: how it is trained.
+        splits: what it is trained, chosen and evaluated on.
+        out: the folder of the new model. It holds a model only when training has ended; until then, it holds what is
+            needed to resume.
+        resume: continue the run that was interrupted in this folder.
+        say: called with a line of text for each epoch.
+        device: where the model is trained; None leaves the choice to sentence-transformers.
+        progress: show a progress bar.
+
+    Returns:
+        The record that is also written to ``training.json``.
     """
-    need_training()
+    check_training_extra()
     out = Path(out)
     record = _begin(recipe, splits, out, resume)
     if record.get("finished"):
@@ -97,15 +106,13 @@ def train(
         return record
     for name, pairs in vars(splits).items():
         if pairs is not None and len(set(pairs.scores)) < 2:
-            raise ValueError(
-                f"all {name} pairs from {pairs.source} have one score: they can teach and judge no ranking"
-            )
+            raise ValueError(f"all {name} pairs from {pairs.source} have one score: no ranking can be learnt from them")
     set_seed(recipe.seed)
-    # Everything that is named is loaded before anything is written: a name that is wrong leaves nothing behind.
+    # Models are loaded before anything is written, so that a wrong name leaves nothing behind.
     model = _base(recipe, device)
-    labels = splits.train.scores if recipe.teacher is None else _taught(recipe.teacher, splits, device)
-    with held(made(out / CHECKPOINTS)):
-        _write(record, out)
+    labels = splits.train.scores if recipe.teacher is None else _teacher_labels(recipe.teacher, splits, device)
+    with lock_folder(make_folder(out / CHECKPOINTS)):
+        write_json(out / RECORD, record, indent=1)
         _train(model, labels, recipe, splits, out, record, say, progress)
         _finish(model, record, out)
     say(f"written: {out}")
@@ -113,12 +120,12 @@ def train(
 
 
 def _base(recipe: Recipe, device: str | None) -> Any:
-    model, _ = models.load(recipe.base, device)
+    model, _ = loading.load(recipe.base, device)
     shift = shift_of(model)
     if shift is None:
         model = adjust(model, normalized=recipe.normalized) if recipe.adjusted else model
     elif not recipe.adjusted:
-        raise ValueError(f"{recipe.base!r} is an adjusted model; a plain one is trained from a base that is not")
+        raise ValueError(f"{recipe.base!r} is an adjusted model; a plain one is trained from a plain base")
     elif recipe.normalized and not shift.normalized:
         raise ValueError(f"{recipe.base!r} is an adjusted model that does not normalize; drop normalized=True")
     model.similarity_fn_name = recipe.objective
@@ -139,9 +146,9 @@ def _train(
 
     columns = {"sentence1": [a for a, _ in splits.train.texts], "sentence2": [b for _, b in splits.train.texts]}
     dot, device = recipe.objective == "dot", torch.device(model.device).type
-    scale, zero = _line(model, recipe, columns["sentence1"], columns["sentence2"]) if dot else (1.0, 0.0)
+    scale, zero = _scale_and_zero(model, recipe, columns["sentence1"], columns["sentence2"]) if dot else (1.0, 0.0)
     loss = PairLoss(model, recipe.objective, scale, zero, learned=dot and recipe.scale == "learned", own=recipe.own)
-    scribe = _Scribe(out, record, loss, say, progress)
+    reporter = _Reporter(out, record, loss, say, progress)
     trainer = _Trainer(
         model=model,
         args=SentenceTransformerTrainingArguments(
@@ -162,35 +169,35 @@ def _train(
             metric_for_best_model=f"eval_{recipe.objective}",
             greater_is_better=True,
             logging_strategy="epoch",
-            disable_tqdm=True,  # the scribe shows how far it is
+            disable_tqdm=True,  # the reporter shows progress
             report_to="none",
             use_cpu=device == "cpu",
             dataloader_pin_memory=device == "cuda",
         ),
         train_dataset=Dataset.from_dict({**columns, "score": labels}),
         loss=loss,
-        evaluator=_Judge(splits, recipe.objective),
-        callbacks=[scribe],
+        evaluator=_DevEvaluator(splits, recipe.objective),
+        callbacks=[reporter],
     )
     trainer.remove_callback(PrinterCallback)
     last = _last_checkpoint(out / CHECKPOINTS)
     if last is not None:
-        loss.log_scale.data.fill_(_kept_scale(last))
+        loss.log_scale.data.fill_(_read_scale(last))
         say(f"resuming from {last.name}")
-    with scribe:
-        done = trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    with reporter:
+        outcome = trainer.train(resume_from_checkpoint=None if last is None else str(last))
     model.eval()
-    kept = trainer.state.best_model_checkpoint
-    if kept is not None:  # the trainer reads the model back, and not the loss
-        loss.log_scale.data.fill_(_kept_scale(Path(kept)))
+    best_checkpoint = trainer.state.best_model_checkpoint
+    if best_checkpoint is not None:  # the trainer reads back the model, but not the loss
+        loss.log_scale.data.fill_(_read_scale(Path(best_checkpoint)))
     shift, scale = shift_of(model), loss.log_scale.exp().item()
     if shift is not None and len(model) == 1 and scale != 1:
-        # So that the model's own scores are what was compared with people's, and not some large number times that.
+        # The model's own scores become those that were compared with people's.
         shift.scale(scale**0.5)
         record["factor"] = scale**0.5
     best = max(record["epochs"], key=lambda epoch: float(epoch[recipe.objective]))
     record |= {
-        "steps": int(done.global_step),
+        "steps": int(outcome.global_step),
         "scale": scale if dot else None,
         "zero": zero if dot else None,
         "normalized": shift is not None and shift.normalized,
@@ -207,11 +214,11 @@ def _train(
     record["finished"] = True
 
 
-def _line(model: Any, recipe: Recipe, firsts: list[str], seconds: list[str]) -> tuple[float, float]:
-    """What a dot product is multiplied with, after what is subtracted from it, to be compared with labels."""
+def _scale_and_zero(model: Any, recipe: Recipe, firsts: list[str], seconds: list[str]) -> tuple[float, float]:
+    """Compute what a dot product is multiplied by, and what is subtracted from it first, to compare it with labels."""
     if recipe.scale == "one" and not recipe.centred:
         return 1.0, 0.0
-    # Files are often in the order of their sources: what lies half of one away is no pair, and about something else.
+    # Files are often ordered by source, so texts half a file apart are unrelated.
     middle = len(seconds) // 2
     own, others = usual_products(model, firsts[:SAMPLE], (seconds[middle:] + seconds[:middle])[:SAMPLE])
     zero = others if recipe.centred else 0.0
@@ -219,26 +226,27 @@ def _line(model: Any, recipe: Recipe, firsts: list[str], seconds: list[str]) -> 
         return 1.0, zero
     if own - zero <= 1e-6 * own:
         raise ValueError(
-            f"before training, texts have a product of {own:.3g} with themselves and of {others:.3g} with others: it "
-            "tells nothing apart; " + ("drop centred=True" if recipe.centred else "give another base, or scale='one'")
+            f"before training, texts have a product of {own:.3g} with themselves and of {others:.3g} with others, "
+            "which does not tell them apart; "
+            + ("drop centred=True" if recipe.centred else "give another base, or scale='one'")
         )
     return 1 / (own - zero), zero
 
 
-def _kept_scale(checkpoint: Path) -> float:
-    """The scale's logarithm."""
-    return float(json.loads((checkpoint / SCALE).read_text(encoding="utf-8")))
+def _read_scale(checkpoint: Path) -> float:
+    """Read the logarithm of the scale that was saved with a checkpoint."""
+    return float(read_json(checkpoint / SCALE))
 
 
 class _Trainer(SentenceTransformerTrainer):  # type: ignore[misc]
-    """The library's, but a scale is no weight that should decay."""
+    """A trainer that does not apply weight decay to the scale."""
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         return [name for name in super().get_decay_parameter_names(model) if name != "log_scale"]
 
 
-class _Judge(BaseEvaluator):  # type: ignore[misc]
-    """The dev split, as the trainer asks for it."""
+class _DevEvaluator(BaseEvaluator):  # type: ignore[misc]
+    """Evaluates the model on the dev split after each epoch."""
 
     def __init__(self, splits: Splits, objective: str) -> None:
         super().__init__()
@@ -249,65 +257,62 @@ class _Judge(BaseEvaluator):  # type: ignore[misc]
         return evaluate_sts(model, self.splits.dev)
 
 
-class _Scribe(TrainerCallback):  # type: ignore[misc]
-    """Shows how far training is, says and records how each epoch ended, and keeps the scale with each checkpoint."""
+class _Reporter(TrainerCallback):  # type: ignore[misc]
+    """Shows progress, records each epoch, and saves the scale of the loss with each checkpoint."""
 
     def __init__(
         self, out: Path, record: dict[str, Any], loss: Any, say: Callable[[str], None], progress: bool
     ) -> None:
         self._out, self._record, self._loss, self._say = out, record, loss, say
-        columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), disable=not progress)
-        self._task = self._bar.add_task("steps", total=None)
+        self._bar = bar("steps", enabled=progress)
         self._since = time.perf_counter()
 
     def __enter__(self) -> None:
-        self._bar.start()
         self._since = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._bar.close()
         self._record["seconds"] = self._seconds()
 
     def _seconds(self) -> float:
-        """Of all runs that this record is of."""
+        """Return the seconds of training so far, including those of interrupted runs."""
         now = time.perf_counter()
-        found = float(self._record.get("seconds", 0.0)) + now - self._since
+        seconds = float(self._record.get("seconds", 0.0)) + now - self._since
         self._since = now
-        return found
+        return seconds
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_kwargs: Any) -> None:
-        self._bar.update(self._task, completed=state.global_step, total=state.max_steps)
+        self._bar.update(state.global_step, state.max_steps)
 
     def on_evaluate(self, _args: Any, state: Any, _control: Any, metrics: dict[str, float], **_kwargs: Any) -> None:
-        found = {name: metrics[f"eval_{name}"] for name in ("cosine", "dot")}
+        scores = {name: metrics[f"eval_{name}"] for name in ("cosine", "dot")}
         epoch = round(float(state.epoch), 3)
-        # A resumed run comes by an epoch again that had ended, but was not saved.
-        kept = [one for one in self._record["epochs"] if one["epoch"] < epoch]
-        self._record |= {"epochs": [*kept, {"epoch": epoch, **found}], "seconds": self._seconds()}
-        _write(self._record, self._out)
-        self._say(f"epoch {epoch:g}: dev Spearman {found['cosine']:.2f} by cosine, {found['dot']:.2f} by dot product")
+        # A resumed run repeats an epoch that had ended but had not been saved.
+        earlier = [each for each in self._record["epochs"] if each["epoch"] < epoch]
+        self._record |= {"epochs": [*earlier, {"epoch": epoch, **scores}], "seconds": self._seconds()}
+        write_json(self._out / RECORD, self._record, indent=1)
+        self._say(f"epoch {epoch:g}: dev Spearman {scores['cosine']:.2f} by cosine, {scores['dot']:.2f} by dot product")
 
     def on_save(self, args: Any, state: Any, _control: Any, **_kwargs: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        with written_aside(folder / SCALE) as aside:
-            aside.write_text(json.dumps(self._loss.log_scale.item()), encoding="utf-8")
+        write_json(folder / SCALE, self._loss.log_scale.item())
 
 
 def _begin(recipe: Recipe, splits: Splits, out: Path, resume: bool) -> dict[str, Any]:
-    """The record of this run: a new one, or that of the run which is resumed."""
+    """Start a record, or read that of the run that is resumed."""
     now: dict[str, Any] = {"recipe": asdict(recipe), "data": splits.fingerprint}
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"cannot train into {str(out)!r}: it is a file; name a folder")
     if (out / RECORD).is_file():
         try:
-            found = json.loads((out / RECORD).read_text(encoding="utf-8"))
-            found["recipe"] = asdict(Recipe()) | found["recipe"]  # what an older whymatch did not know was not done
-            before = {key: found[key] for key in now}
-        except (json.JSONDecodeError, KeyError, TypeError):
+            earlier = read_json(out / RECORD)
+            # Options that an older whymatch did not know had the values that are now their defaults.
+            earlier["recipe"] = asdict(Recipe()) | earlier["recipe"]
+            before = {key: earlier[key] for key in now}
+        except (ValueError, KeyError, TypeError):
             raise ValueError(f"{str(out / RECORD)!r} is not a record of training; give another folder") from None
         if not resume:
-            state = "a trained model" if found.get("finished") else "a run that can be resumed with --resume"
+            state = "a trained model" if earlier.get("finished") else "a run that can be resumed with --resume"
             raise FileExistsError(f"{str(out)!r} holds {state}; give another folder")
         other = [
             f"{name} was {old!r}, is {now['recipe'].get(name)!r}"
@@ -315,14 +320,14 @@ def _begin(recipe: Recipe, splits: Splits, out: Path, resume: bool) -> dict[str,
             if now["recipe"].get(name) != old
         ]
         if before["data"] != now["data"]:
-            other.append("the pairs are others")
+            other.append("the pairs differ")
         if other:
             raise ValueError(
                 f"{str(out)!r} was begun with other settings ({'; '.join(other)}); give them, or another folder"
             )
-        return dict(found)
+        return dict(earlier)
     if out.is_dir() and any(out.iterdir()):
-        raise FileExistsError(f"{str(out)!r} is not empty, and no training was begun in it; give another folder")
+        raise FileExistsError(f"{str(out)!r} is not empty, and has no training to resume; give another folder")
     return {
         **now,
         "whymatch": __version__,
@@ -332,45 +337,41 @@ def _begin(recipe: Recipe, splits: Splits, out: Path, resume: bool) -> dict[str,
     }
 
 
-def _write(record: dict[str, Any], out: Path) -> None:
-    with written_aside(out / RECORD) as aside:
-        aside.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def _last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end: the trainer's state is what it writes last."""
-    whole = []
+    """Find the newest complete checkpoint: the trainer's state is what it writes last."""
+    complete = []
     for checkpoint in folder.glob("checkpoint-*"):
         try:
-            json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-            _kept_scale(checkpoint)
-        except (OSError, ValueError):
+            read_json(checkpoint / "trainer_state.json")
+            _read_scale(checkpoint)
+        except (OSError, ValueError, TypeError):
             continue
-        whole.append(checkpoint)
-    return max(whole, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]), default=None)
+        complete.append(checkpoint)
+    return max(complete, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]), default=None)
 
 
-def _taught(teacher: str, splits: Splits, device: str | None) -> list[float]:
-    """Half a person's score and half the teacher's."""
-    model, _ = models.load(teacher, device)
+def _teacher_labels(teacher: str, splits: Splits, device: str | None) -> list[float]:
+    """Average people's scores with the cosines of a teacher."""
+    model, _ = loading.load(teacher, device)
     texts = list(dict.fromkeys(text for pair in splits.train.texts for text in pair))
-    found = dict(zip(texts, model.encode(texts, show_progress_bar=False, convert_to_tensor=True), strict=True))
-    a, b = (torch.stack([found[pair[side]] for pair in splits.train.texts]) for side in (0, 1))
+    vectors = dict(zip(texts, model.encode(texts, show_progress_bar=False, convert_to_tensor=True), strict=True))
+    a, b = (torch.stack([vectors[pair[side]] for pair in splits.train.texts]) for side in (0, 1))
     cosines = torch.cosine_similarity(a, b).tolist()
-    return [(one + other) / 2 for one, other in zip(splits.train.scores, cosines, strict=True)]
+    return [(score + cosine) / 2 for score, cosine in zip(splits.train.scores, cosines, strict=True)]
 
 
 def _finish(model: Any, record: dict[str, Any], out: Path) -> None:
-    """Put the model in its place, whole, and what is no longer needed away."""
+    """Move the complete model into its folder, and remove the checkpoints."""
     whole = out / ".whole"
     shutil.rmtree(whole, ignore_errors=True)
     model.save(str(whole), create_model_card=False)
     (whole / "README.md").write_text(card(record, out.resolve().name), encoding="utf-8")
-    for part in sorted(whole.iterdir(), key=lambda part: part.name == "modules.json"):  # the last makes it a model
+    # The list of modules comes last: with it, the folder becomes a model.
+    for part in sorted(whole.iterdir(), key=lambda part: part.name == "modules.json"):
         target = out / part.name
         if target.is_dir():
             shutil.rmtree(target)
         part.replace(target)
     whole.rmdir()
-    _write(record, out)
+    write_json(out / RECORD, record, indent=1)
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+import warnings
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from whymatch.tables import Pairs
+from whymatch.corpus.pairs import Pairs
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 
 def evaluate_sts(model: SentenceTransformer, pairs: Pairs, batch_size: int = 64) -> dict[str, float]:
-    """Spearman's correlation, times 100, of people's scores with the cosine and with the dot product of embeddings."""
-    texts = list(dict.fromkeys(text for pair in pairs.texts for text in pair))
-    vectors: Any = model.encode(texts, batch_size=batch_size, show_progress_bar=False)
-    place = {text: i for i, text in enumerate(texts)}
-    a, b = (vectors[[place[pair[side]] for pair in pairs.texts]].astype(np.float64) for side in (0, 1))
-    dot = (a * b).sum(1)
-    cosine = dot / np.maximum(np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-30)
-    return {name: 100 * _spearman(each, pairs, name) for name, each in (("cosine", cosine), ("dot", dot))}
+    """Correlate a model's scores with people's.
+
+    Returns:
+        Spearman's correlation, times 100, by ``"cosine"`` and by ``"dot"`` product.
+    """
+    from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+
+    if len(set(pairs.scores)) < 2:
+        raise ArithmeticError(_unranked("people's scores", pairs))
+    firsts, seconds = map(list, zip(*pairs.texts, strict=True))
+    evaluate = EmbeddingSimilarityEvaluator(
+        firsts, seconds, pairs.scores, batch_size, similarity_fn_names=["cosine", "dot"], write_csv=False
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scipy's, about equal scores: they are an error below
+        metrics = evaluate(model)
+    correlations = {name: 100 * float(metrics[f"spearman_{name}"]) for name in ("cosine", "dot")}
+    for name, correlation in correlations.items():
+        if math.isnan(correlation):
+            raise ArithmeticError(_unranked(f"this model's scores by {name}", pairs))
+    return correlations
 
 
-def _spearman(scores: NDArray[np.float64], pairs: Pairs, by: str) -> float:
-    from scipy.stats import spearmanr
-
-    for whose, each in ((f"this model's scores by {by}", scores), ("people's scores", np.array(pairs.scores))):
-        if np.ptp(each) == 0 or not np.isfinite(each).all():
-            raise ArithmeticError(
-                f"{whose} of the {len(pairs):,} pairs from {pairs.source} rank nothing: they are all the same, or no "
-                "numbers"
-            )
-    return float(spearmanr(scores, pairs.scores)[0])
+def _unranked(scores: str, pairs: Pairs) -> str:
+    return (
+        f"{scores} of the {len(pairs):,} pairs from {pairs.source} are all the same, or not numbers: they rank nothing"
+    )

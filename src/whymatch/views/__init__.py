@@ -1,1 +1,1 @@
-"""Ways to look at an explanation. Each stands on the result alone."""
+"""Views of an explanation: figures, a page, a terminal. Each needs nothing but the result."""

@@ -1,4 +1,4 @@
-"""Explanations as one self-contained page (jinja2): what it needs is in it, and it asks the network for nothing."""
+"""Results as one self-contained page each (jinja2), which needs no network."""
 
 from __future__ import annotations
 
@@ -10,69 +10,123 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from whymatch.text import group_words, labels_of
+from whymatch.words import group_words
 
 if TYPE_CHECKING:
+    from whymatch.contrast import Contrast
     from whymatch.explanation import Explanation
+    from whymatch.highlights import Highlights
+    from whymatch.ranking import Ranking
 
-# Everything that comes from a text is escaped by the template engine, and reaches the document as text, not as markup.
+# The template engine escapes whatever comes from a text: it reaches the document as text, never as markup.
 _TEMPLATES = Environment(loader=PackageLoader("whymatch.views"), autoescape=True)
 
 
-def page(
-    explanations: Sequence[Explanation],
-    heading: str | None = None,
-    names: Sequence[str] | None = None,
-    begin: str = "tokens",
-) -> str:
-    """A page with one explanation, or with many under their ``names``; it begins with tokens or with words."""
+def page(explanations: Sequence[Explanation], heading: str | None = None, begin: str | None = None) -> str:
+    """Render a page of explanations.
+
+    Args:
+        explanations: at least one.
+        heading: the page's own heading.
+        begin: what the page shows first, ``"tokens"`` or ``"words"``; None is words, where there are any.
+    """
     if not explanations:
         raise ValueError("a page needs at least one explanation")
     first = explanations[0]
     payloads = [payload(why) for why in explanations]
-    for one in payloads:
-        one["view"]["begin"] = begin
-    for one, name in zip(payloads, names or [], strict=False):
-        one["view"]["heading"] = name
+    for data in payloads:
+        data["view"]["begin"] = begin
+    title = f"{first.score:.2f}: {first.text_a[:40]} / {first.text_b[:40]}"
+    return _render("whymatchView", payloads, title, heading or VIEWS["whymatchView"])
+
+
+def ranking_page(ranking: Ranking) -> str:
+    """Render a page of hits, any two of which can be compared."""
+    if not ranking.hits:
+        raise ValueError("a ranking without hits has nothing to show")
+    title = f"Best of {ranking.searched} for: {ranking.query}"
+    return _render("whymatchRanking", [ranking_payload(ranking)], title, VIEWS["whymatchRanking"])
+
+
+def contrast_page(contrast: Contrast) -> str:
+    """Render a page that says why one document scores higher than another."""
+    heading = f"Why {contrast.name_a} and not {contrast.name_b}, for: {contrast.query}"
+    return _render("whymatchContrast", [contrast.to_dict()], f"{contrast.difference:+.3f}: {contrast.query}", heading)
+
+
+def highlights_page(highlights: Highlights) -> str:
+    """Render a page of one text and what its spans add."""
+    title = f"{highlights.score:.2f}: {highlights.text[:60]}"
+    return _render("whymatchHighlights", [highlights.to_dict()], title, VIEWS["whymatchHighlights"])
+
+
+# The functions of the page's script, and the headings of their pages.
+VIEWS = {
+    "whymatchView": "Why do these match?",
+    "whymatchRanking": "Why these hits?",
+    "whymatchContrast": "Why this one, and not that one?",
+    "whymatchHighlights": "What of this text matches?",
+}
+
+
+def empty_page(view: str) -> str:
+    """Render a page without results, into which the explorer writes those that it has."""
+    return _render(view, [], "whymatch", VIEWS[view])
+
+
+def _render(function: str, payloads: list[Any], title: str, heading: str) -> str:
     return _TEMPLATES.get_template("page.html.j2").render(
-        title=f"{first.score:.2f}: {first.text_a[:40]} / {first.text_b[:40]}",
-        heading=heading or "Why do these match?",
+        title=title,
+        heading=heading,
         payload=payloads,
-        style=Markup(static("view.css")),
-        script=Markup(static("view.js")),
+        function=function,
+        style=Markup(read_static("view.css")),
+        script=Markup(read_static("view.js")),
     )
 
 
-def frame(why: Explanation) -> str:
-    """The page in a frame that nothing around it can reach, and that can reach nothing around it."""
+def frame(content: str, height: float = 46) -> str:
+    """Put a page into a frame, which cannot reach the document around it and cannot be reached from there.
+
+    Args:
+        content: the page.
+        height: of the frame, in lines of text.
+    """
     return (
-        f'<iframe srcdoc="{html.escape(page([why]))}" sandbox="allow-scripts" title="Why do these match?" '
-        'style="width: 100%; height: 46rem; border: 0"></iframe>'
+        f'<iframe srcdoc="{html.escape(content)}" sandbox="allow-scripts allow-downloads" title="Why do these match?" '
+        f'style="width: 100%; height: {height:g}rem; border: 0"></iframe>'
     )
 
 
 def payload(why: Explanation) -> dict[str, Any]:
-    """What the page's script is given: the explanation itself, and what a view would otherwise have to find out."""
+    """Collect what the page's script needs: the explanation, its words, and its alignment."""
     words = why.words() if "token" in why.units and why.sums_to_score else None
-    sides = (
-        (why.text_a, why.tokens_a, why.offsets_a),
-        (why.text_b, why.tokens_b, why.offsets_b),
-    )
-    view: dict[str, Any] = {"account": why.account, "words": None, "links": {}, "share": {}}
+    view: dict[str, Any] = {"account": why.account, "derivation": why.derivation, "words": None, "links": {}}
     if words is not None:
-        groups = [group_words(text, offsets) for text, _, offsets in sides]
         view["words"] = [
-            {"groups": group, "labels": labels_of(text, tokens, offsets, group)[0]}
-            for (text, tokens, offsets), group in zip(sides, groups, strict=True)
+            {"groups": group_words(side.text, side.offsets), "labels": merged.tokens}
+            for side, merged in ((why.a, words.a), (why.b, words.b))
         ]
-    for name, one in (("tokens", why), ("words", words)):
-        if one is not None:
-            found = one.align()
-            view["links"][name] = [[link.i, link.j] for link in found.links]
-            view["share"][name] = found.share
+    for name, level in (("tokens", why), ("words", words)):
+        if level is not None:
+            view["links"][name] = [[link.i, link.j] for link in level.align().links]
+    if why.settings.fold_reference and why.sums_to_score and len(why.a.own) and len(why.b.own):
+        view["missing"] = {
+            name: [values.tolist() for values in level.missing]
+            for name, level in (("tokens", why), ("words", words))
+            if level is not None
+        }
     return why.to_dict() | {"view": view}
 
 
-def static(name: str) -> str:
-    """A file that the page and the explorer share."""
+def ranking_payload(ranking: Ranking) -> dict[str, Any]:
+    """Collect what a list of hits needs."""
+    data = ranking.to_dict()
+    for hit, hit_data in zip(ranking, data["hits"], strict=True):
+        hit_data["explanation"] = payload(hit.explanation)
+    return data
+
+
+def read_static(name: str) -> str:
+    """Read a file of the views' scripts and styles."""
     return files("whymatch.views").joinpath("static").joinpath(name).read_text(encoding="utf-8")

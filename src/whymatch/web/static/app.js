@@ -1,57 +1,172 @@
 "use strict";
 (() => {
   const $ = id => document.getElementById(id);
+  const { create } = wm;
+  const ARTICLES = ["You can return a train ticket until one day before departure.", "Our office is open from nine to five.", "Tickets for children are half price.", "To get your money back, cancel the booking in the app."];
   const examples = {
     "negation": { a: "The coffee is not good.", b: "This is bad coffee." },
     "paraphrase": { a: "A man is slicing bread in the kitchen.", b: "Someone cuts a loaf of bread at home." },
     "same words, other meaning": { a: "The dog bit the man.", b: "The man bit the dog." },
-    "search": { mode: "rank", a: "how do I cancel my ticket?", b: "You can return a train ticket until one day before departure.\nOur office is open from nine to five.\nTickets for children are half price.\nTo get your money back, cancel the booking in the app." },
+    "search": { mode: "rank", a: "how do I cancel my ticket?", b: ARTICLES.join("\n") },
+    "why not the other": { mode: "contrast", a: "how do I cancel my ticket?", b: ARTICLES[0], c: ARTICLES[2] },
+    "a passage": { mode: "highlight", a: "can I bring my dog?", b: "Our cabins stand in the forest, an hour from the city. Each has a stove, two beds and a view of the lake. Pets are welcome in the cabins near the road, if they are kept on a leash; cats and dogs pay nothing. Breakfast is served from eight to ten." },
   };
+  // What each mode asks for, and of which place; `list` is explained faster.
+  const modes = {
+    pair: { names: ["First text", "Second text"], rows: 2, show: whymatchView, name: "whymatchView",
+      ask: () => ["/api/explain", { text_a: $("a").value, text_b: $("b").value, groups: $("unit").value === "sentences" ? ["a", "b"].map(sentencesOf) : null }] },
+    rank: { names: ["Query", "Documents, one on each line: a text, or JSON with text, id, title"], rows: 6, list: true, show: whymatchRanking, name: "whymatchRanking",
+      ask: () => ["/api/rank", { query: $("a").value, documents: documentsOf($("b").value), groups: $("unit").value === "sentences" ? [null, "sentences"] : null }] },
+    contrast: { names: ["Query", "One document"], rows: 4, list: true, show: whymatchContrast, name: "whymatchContrast",
+      ask: () => ["/api/contrast", { query: $("a").value, one: { text: $("b").value, title: "the first" }, other: { text: $("c").value, title: "the other" } }] },
+    highlight: { names: ["Query", "Passage"], rows: 7, list: true, show: whymatchHighlights, name: "whymatchHighlights",
+      ask: () => ["/api/highlight", { query: $("a").value, document: $("b").value, unit: $("unit").value }] },
+  };
+  // A text of one sentence is shown by words beside sentences.
+  const sentencesOf = name => /[.!?…。！？][\s\S]*\S[\s\S]{20,}/.test($(name).value) ? "sentences" : null;
   let models = [], running = null;
+  let panels = []; // what is shown: [{ mode, data, saved }]
 
   const mode = () => document.querySelector("input[name=mode]:checked").value;
-  const model = () => models.find(one => one.name === $("model").value) ?? models[0];
+  const model = () => models.find(({ name }) => name === $("model").value) ?? models[0];
+  // Lists and passages are explained at the faster layer.
+  const MANY = 80; // words
+  const isLong = () => ["a", "b"].reduce((words, name) => words + $(name).value.split(/\s+/).length, 0) > MANY;
+  const recommended = () => modes[mode()].list || isLong() ? model().list_layer : model().layer;
+  let chosen = false; // whether a person has chosen the layer, which is then left alone
 
-  function named() {
-    const rank = mode() === "rank";
-    $("name-a").textContent = rank ? "Query" : "First text";
-    $("name-b").textContent = rank ? "Documents, one on each line" : "Second text";
-    $("b").rows = rank ? 6 : 2;
+  function setMode(value) {
+    document.querySelector(`input[name=mode][value="${value}"]`).checked = true;
+    labelFields();
+  }
+  function labelFields() {
+    const { names, rows } = modes[mode()];
+    $("name-a").textContent = names[0];
+    $("name-b").textContent = names[1];
+    $("b").rows = rows;
+    $("field-c").hidden = mode() !== "contrast";
+    $("c").required = mode() === "contrast";
+    $("unit-field").hidden = mode() === "contrast";
+    $("compare-field").hidden = mode() !== "pair";
+    $("open-name").textContent = mode() === "rank" ? "Open documents (txt, CSV, JSONL) …" : "Open a text …";
+    if (model()) chooseModel();
   }
 
   function showLayer() {
-    const layer = Number($("layer").value), last = model()?.layers ?? 1;
-    $("layer-shown").textContent = layer === 0 ? "0, input" : layer === last ? `${layer}, output` : String(layer);
+    if (!model()) return;
+    const layer = Number($("layer").value), last = model().layers, best = recommended();
+    $("layer-shown").textContent = `${layer} of ${last}${layer === 0 ? ", the input" : layer === last ? ", the output" : ""}${layer === best ? " ★ recommended" : ""}`;
+    $("layer-note").replaceChildren();
+    if (layer === best) return;
+    $("layer-note").append(`For this model and view, layer ${best} is recommended. `,
+      create("button", { type: "button", class: "link", onclick: () => { chosen = false; followTexts(); markStale(); } }, `Use layer ${best}`));
   }
-
   function chooseModel() {
+    chosen = false;
+    followTexts();
+  }
+  function followTexts() {
+    if (chosen) return showLayer();
     $("layer").max = model().layers;
-    $("layer").value = model().layer;
-    showLayer();
+    $("layer").value = recommended();
+    $("layers").replaceChildren(create("option", { value: recommended(), label: "recommended" }));
+    return showLayer();
   }
 
-  // The state lives behind the #, which no server and no log ever sees.
-  const state = () => new URLSearchParams({ mode: mode(), a: $("a").value, b: $("b").value, model: $("model").value, layer: $("layer").value });
+  // The state is kept behind the # of the address, which browsers do not send: no server and no log sees it.
+  const state = () => new URLSearchParams({ mode: mode(), a: $("a").value, b: $("b").value, ...(mode() === "contrast" ? { c: $("c").value } : {}), model: $("model").value, layer: $("layer").value, unit: $("unit").value });
+  // Fills the form from the address; returns whether there is something to explain.
   function restore() {
     const saved = new URLSearchParams(location.hash.slice(1));
     if (!saved.has("a")) return false;
-    const radio = document.querySelector(`input[name=mode][value="${saved.get("mode") === "rank" ? "rank" : "pair"}"]`);
-    radio.checked = true;
-    $("a").value = saved.get("a");
-    $("b").value = saved.get("b") ?? "";
-    if (models.some(one => one.name === saved.get("model"))) $("model").value = saved.get("model");
-    chooseModel();
-    if (/^\d+$/.test(saved.get("layer") ?? "")) $("layer").value = saved.get("layer");
-    showLayer(); named();
+    if (models.some(({ name }) => name === saved.get("model"))) $("model").value = saved.get("model");
+    setMode(Object.hasOwn(modes, saved.get("mode")) ? saved.get("mode") : "pair");
+    for (const name of ["a", "b", "c"]) $(name).value = saved.get(name) ?? "";
+    $("unit").value = saved.get("unit") === "sentences" ? "sentences" : "words";
+    chosen = /^\d+$/.test(saved.get("layer") ?? "");
+    if (chosen) $("layer").value = saved.get("layer");
+    followTexts();
     return $("a").value !== "" && $("b").value !== "";
   }
+  // Says so where what is shown is not the answer to what the form asks.
+  function markStale() {
+    const stale = panels.length > 0 && running === null && panels.at(-1).saved !== String(state());
+    $("stale").hidden = !stale;
+    $("results").classList.toggle("stale", stale);
+  }
 
-  async function post(path, body, signal) {
+  // --- documents
+
+  // One document on each line: a text, or an object as in a JSONL file.
+  function documentsOf(lines) {
+    return lines.split("\n").filter(line => line.trim()).map(line => {
+      if (!line.trimStart().startsWith("{")) return line;
+      try { return documentOf(JSON.parse(line)); } catch { return line; }
+    });
+  }
+  function documentOf(row) {
+    if (typeof row === "string") return row;
+    const keys = Object.keys(row ?? {}), find = (...names) => keys.find(key => names.includes(key.toLowerCase()));
+    const text = find("text", "content", "body", "document", "passage") ?? keys.at(-1), id = find("id", "_id"), title = find("title", "name");
+    const string = key => key === undefined || row[key] === null || row[key] === "" ? null : String(row[key]);
+    const others = keys.filter(key => ![text, id, title, "metadata"].includes(key));
+    return { text: string(text) ?? "", id: string(id), title: string(title), metadata: { ...(row.metadata ?? {}), ...Object.fromEntries(others.map(key => [key, row[key]])) } };
+  }
+  // The rows of a CSV or TSV file, with quoted cells.
+  function rowsOf(text, separator) {
+    const rows = [[]];
+    const cell = new RegExp(`(?:"((?:[^"]|"")*)"|([^"${separator}\\r\\n][^${separator}\\r\\n]*|))(${separator}|\\r?\\n|$)`, "y");
+    while (cell.lastIndex < text.length) {
+      const found = cell.exec(text);
+      if (!found) throw new Error(`line ${rows.length} is not ${separator === "," ? "CSV" : "TSV"}: a quotation mark is open`);
+      rows.at(-1).push(found[1] === undefined ? found[2] : found[1].replaceAll('""', '"'));
+      if (found[3] !== separator) rows.push([]);
+    }
+    return rows.filter(row => row.some(each => each.trim()));
+  }
+  // A document as one line of the field; line breaks inside of it need JSON.
+  function lineOf(document) {
+    const { text, id = null, title = null, metadata = {} } = typeof document === "string" ? { text: document } : document;
+    const bare = !id && !title && !Object.keys(metadata).length && !/[\n\r]/.test(text) && !text.trimStart().startsWith("{");
+    return bare ? text : JSON.stringify({ ...(id ? { id } : {}), ...(title ? { title } : {}), text, ...(Object.keys(metadata).length ? { metadata } : {}) });
+  }
+  async function readDocuments(file, alone) {
+    const text = (await file.text()).replace(/^\ufeff/, ""), ending = file.name.split(".").pop().toLowerCase();
+    if (ending === "csv" || ending === "tsv") {
+      const [head = [], ...rows] = rowsOf(text, ending === "csv" ? "," : "\t");
+      return rows.map(row => documentOf(Object.fromEntries(head.map((name, i) => [name, row[i] ?? ""]))));
+    }
+    if (["jsonl", "ndjson", "json"].includes(ending)) {
+      const read = (line, i) => { try { return documentOf(JSON.parse(line)); } catch { throw new Error(`line ${i + 1} is not JSON: ${line.slice(0, 60)}`); } };
+      if (ending === "json") { const whole = JSON.parse(text); return (Array.isArray(whole) ? whole : [whole]).map(documentOf); }
+      return text.split("\n").filter(line => line.trim()).map(read);
+    }
+    return alone ? text.split("\n").filter(line => line.trim()).map(line => line.trim()) : [{ text: text.trim(), title: file.name }];
+  }
+  async function open(files) {
+    $("error").textContent = "";
+    try {
+      if (mode() !== "rank") $("b").value = (await files[0].text()).trim();
+      else {
+        const documents = (await Promise.all(files.map(file => readDocuments(file, files.length === 1).catch(error => { throw new Error(`${file.name}: ${error.message}`); })))).flat();
+        if (!documents.length) throw new Error(`${files.map(file => file.name).join(", ")}: there are no documents in it`);
+        $("b").value = documents.map(lineOf).join("\n");
+        $("status").textContent = `${documents.length} documents from ${files.map(file => file.name).join(", ")}.`;
+      }
+      followTexts();
+      markStale();
+    } catch (error) { $("error").textContent = error.message; }
+  }
+
+  // --- asking
+
+  // Sends a request and reads the lines of its answer: progress, and then the result or an error.
+  async function post(path, body, signal, report) {
     const response = await fetch(path, { method: "POST", signal, body: JSON.stringify(body),
       headers: { "Content-Type": "application/json", "Accept": "application/x-ndjson" } });
     if (!response.ok) {
-      const told = await response.json().catch(() => ({}));
-      throw new Error(told.error ?? `the server answered ${response.status}`);
+      const { error } = await response.json().catch(() => ({}));
+      throw new Error(error ?? `the server answered ${response.status}`);
     }
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
@@ -62,101 +177,163 @@
       const lines = rest.split("\n");
       rest = lines.pop();
       for (const line of lines) {
-        const told = JSON.parse(line);
-        if (told.error) throw new Error(told.error);
-        if (told.result) return told.result;
-        if (typeof told.progress === "number") $("progress").value = told.progress;
+        const { error, result, progress, doing } = JSON.parse(line);
+        if (error) throw new Error(error);
+        if (result) return result;
+        report(progress, doing);
       }
     }
   }
 
-  function panel(data) {
-    const section = document.createElement("section");
-    section.className = "panel";
-    if (!$("compare").checked) $("results").replaceChildren();
-    while ($("results").children.length > 2) $("results").firstChild.remove();
-    $("results").append(section);
-    whymatchView(section, data);
-  }
-
-  function hits(found) {
-    $("results").replaceChildren(...found.hits.map(hit => {
-      const box = document.createElement("details"), line = document.createElement("summary"), view = document.createElement("section");
-      box.className = "hit";
-      const largest = Math.max(1e-9, ...hit.answers.map(answer => Math.abs(answer.value)));
-      const text = hit.explanation.text_b;
-      line.append(`${hit.rank}. ${hit.score.toFixed(4)}  `);
-      // Offsets count characters, where JavaScript counts the halves of some.
-      const letters = [...text];
-      let end = 0;
-      for (const answer of [...hit.answers].sort((x, y) => x.span[0] - y.span[0])) {
-        const [low, high] = answer.span, mark = document.createElement("mark");
-        line.append(letters.slice(end, low).join(""));
-        mark.textContent = letters.slice(low, high).join("");
-        mark.style.background = `rgba(var(--${answer.value < 0 ? "neg" : "pos"}), ${(Math.abs(answer.value) / largest).toFixed(2)})`;
-        mark.title = `${answer.value.toFixed(3)}, answers “${answer.query_word}”`;
-        line.append(mark);
-        end = high;
-      }
-      line.append(letters.slice(end).join(""));
-      const told = document.createElement("div");
-      told.className = "wm-dim";
-      told.textContent = hit.answers.slice(0, 4).map(a => `${a.word} ← ${a.query_word} ${a.value.toFixed(3)}`).join(", ");
-      line.append(told);
-      box.append(line, view);
-      box.addEventListener("toggle", () => { if (box.open && !view.hasChildNodes()) whymatchView(view, hit.explanation); });
-      return box;
-    }));
-  }
-
-  async function run() {
+  async function run({ quiet = false } = {}) {
     running?.abort();
-    const mine = running = new AbortController(), started = performance.now();
+    const controller = running = new AbortController(), started = performance.now(), saved = String(state()), asked = mode();
+    let doing = "Explaining", share = null;
+    const tell = () => {
+      const seconds = (performance.now() - started) / 1000;
+      $("status").textContent = `${doing}… ${share ? `${Math.floor(100 * share)} %, ` : ""}${seconds.toFixed(0)} s`;
+    };
+    const clock = setInterval(tell, 500);
     $("error").textContent = "";
     $("progress").hidden = false;
     $("progress").removeAttribute("value");
     $("stop").hidden = false;
-    $("status").textContent = "Explaining…";
-    history.replaceState(null, "", "#" + state());
-    const common = { model: $("model").value, layer: Number($("layer").value) };
+    $("stale").hidden = true;
+    $("results").classList.remove("stale");
+    $("results").classList.add("busy");
+    $("results").setAttribute("aria-busy", "true");
+    tell();
+    if (!quiet) history.replaceState(null, "", "#" + saved);
     try {
-      if (mode() === "rank") {
-        const documents = $("b").value.split("\n").filter(line => line.trim());
-        hits(await post("/api/rank", { query: $("a").value, documents, ...common }, mine.signal));
-      } else panel(await post("/api/explain", { text_a: $("a").value, text_b: $("b").value, ...common }, mine.signal));
-      $("status").textContent = `Done in ${((performance.now() - started) / 1000).toFixed(1)} s.`;
+      const [path, body] = modes[asked].ask();
+      const data = await post(path, { ...body, model: $("model").value, layer: Number($("layer").value) }, controller.signal, (progress, name) => {
+        if (progress > 0) { share = progress; $("progress").value = progress; }
+        if (name) doing = `${name[0].toUpperCase()}${name.slice(1)}`;
+        tell();
+      });
+      const keep = asked === "pair" && $("compare").checked && panels.every(panel => panel.mode === "pair");
+      panels = [...(keep ? panels.slice(-2) : []), { mode: asked, data, saved }];
+      showPanels();
+      if (!quiet) remember(saved, data.score ?? data.difference ?? data.hits?.[0]?.score);
+      $("status").textContent = quiet ? "" : `Done in ${((performance.now() - started) / 1000).toFixed(1)} s.`;
     } catch (error) {
+      if (running !== controller) return; // a newer request has taken over
       $("status").textContent = error.name === "AbortError" ? "Stopped." : "";
-      if (error.name !== "AbortError") $("error").textContent = error.message;
+      if (error.name !== "AbortError" && !quiet) $("error").textContent = error.message;
     } finally {
-      if (running === mine) { $("progress").hidden = true; $("stop").hidden = true; }
+      clearInterval(clock);
+      if (running === controller) {
+        running = null;
+        $("progress").hidden = $("stop").hidden = true;
+        $("results").classList.remove("busy");
+        $("results").removeAttribute("aria-busy");
+        markStale();
+      }
     }
   }
 
-  $("form").addEventListener("submit", event => { event.preventDefault(); run(); });
-  $("stop").addEventListener("click", () => running?.abort());
-  $("modes").addEventListener("change", named);
-  $("model").addEventListener("change", chooseModel);
-  $("layer").addEventListener("input", showLayer);
-  window.addEventListener("hashchange", () => { if (restore()) run(); });
-  for (const [name, example] of Object.entries(examples)) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = name;
-    button.addEventListener("click", () => {
-      document.querySelector(`input[name=mode][value="${example.mode ?? "pair"}"]`).checked = true;
-      named();
-      $("a").value = example.a;
-      $("b").value = example.b;
-      run();
-    });
-    $("examples").append(button);
+  // --- showing
+
+  function showPanels() {
+    const scale = panels.length > 1 ? whymatchView.scale(panels.map(({ data }) => data)) : null;
+    $("results").replaceChildren(...panels.map(panel => {
+      const section = create("section", { class: panels.length > 1 ? "panel" : "panel wide" }), view = create("div");
+      const { show, name } = modes[panel.mode];
+      section.append(...heading(panel), view);
+      // Attached before it is drawn, since what fits depends on the width.
+      requestAnimationFrame(() => {
+        show(view, panel.data, { scale, tools: [["Copy link", "Copy a link that opens this", () => wm.copyText(`${location.origin}/#${panel.saved}`).then(() => "copied")], ["HTML", "Save as a page of its own", () => savePage(name, panel.data)]] });
+        const changed = change(panel);
+        if (changed) view.append(changed);
+      });
+      return section;
+    }));
   }
-  fetch("/api/models").then(response => response.json()).then(found => {
-    models = found;
-    $("model").replaceChildren(...models.map(one => new Option(one.name, one.name)));
+  // What is different about this panel, where several are shown.
+  function heading({ data }) {
+    if (panels.length === 1) return [];
+    const describe = data => ({ texts: JSON.stringify([data.a.text, data.b.text]), model: data.settings.model, layer: `layer ${data.settings.layer}`, unit: `${data.a.unit === "token" ? "word" : data.a.unit}s` });
+    const all = panels.map(panel => describe(panel.data)), own = describe(data);
+    const differing = ["model", "layer", "unit"].filter(key => new Set(all.map(each => each[key])).size > 1).map(key => key === "model" ? shortest(own.model, all.map(each => each.model)) : own[key]);
+    if (new Set(all.map(each => each.texts)).size > 1) differing.unshift(`${data.a.text.slice(0, 24)} / ${data.b.text.slice(0, 24)}`);
+    return [create("h2", {}, ...(differing.length ? differing : ["the same again"]).map(text => create("span", { class: "chip" }, text)))];
+  }
+  // The last part of a model's name, unless another has the same.
+  function shortest(name, others) {
+    const last = name.split("/").pop();
+    return others.some(other => other !== name && other.split("/").pop() === last) ? name : last;
+  }
+  // The words whose totals differ most from those of the first panel, where both are of the same texts.
+  function change(panel) {
+    const first = panels[0];
+    if (panel === first || ![0, 1].every(s => [first.data.a, first.data.b][s].text === [panel.data.a, panel.data.b][s].text)) return null;
+    const rows = [0, 1].flatMap(s => {
+      const before = new Map(wm.wordTotals(first.data, s).map(word => [`${word.start},${word.end}`, word.value]));
+      return wm.wordTotals(panel.data, s).filter(word => wm.hasText(word) && before.has(`${word.start},${word.end}`)).map(word => ({ ...word, before: before.get(`${word.start},${word.end}`) }));
+    }).map(word => ({ ...word, moved: word.value - word.before })).sort((x, y) => Math.abs(y.moved) - Math.abs(x.moved)).slice(0, 5);
+    if (!rows.length) return null;
+    const most = wm.largestOf([rows.map(row => row.moved)]);
+    return create("div", { class: "change" }, wm.dim(`Moved most from the first panel, whose score is ${wm.minus(first.data.score.toFixed(4))}`),
+      create("div", { class: "wm-bars wm-pairs" }, ...rows.map(row => wm.bar(`${row.word}: ${wm.signed(row.before, 2)} → ${wm.signed(row.value, 2)}`, row.moved, most))));
+  }
+  async function savePage(name, data) {
+    const response = await fetch(`/page/${name}`);
+    if (!response.ok) throw new Error(`the server answered ${response.status}`);
+    // As the template engine does it: no "<" in the data can end the script that holds it.
+    const json = JSON.stringify([data]).replace(/[<>&'\u2028\u2029]/g, sign => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
+    wm.download("whymatch.html", (await response.text()).replace('id="data">[]<', () => `id="data">${json}<`), "text/html");
+  }
+
+  // --- history, in this browser only
+
+  const KEY = "whymatch-history";
+  const remembered = () => { try { return JSON.parse(localStorage.getItem(KEY)) ?? []; } catch { return []; } };
+  function remember(saved, score) {
+    try { localStorage.setItem(KEY, JSON.stringify([{ saved, score }, ...remembered().filter(each => each.saved !== saved)].slice(0, 20))); } catch { /* it is full, or not allowed */ }
+    showHistory();
+  }
+  function showHistory() {
+    const entries = remembered();
+    $("history").hidden = !entries.length;
+    $("history").querySelector("ol").replaceChildren(...entries.map(({ saved, score }) => {
+      const one = new URLSearchParams(saved);
+      return create("li", {}, create("span", {}, typeof score === "number" ? wm.minus(score.toFixed(3)) : ""), create("a", { href: `#${saved}` }, `${one.get("a")} / ${(one.get("b") ?? "").slice(0, 80)}`));
+    }));
+  }
+
+  // --- controls
+
+  $("form").addEventListener("submit", event => { event.preventDefault(); run(); });
+  document.addEventListener("keydown", event => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); $("form").requestSubmit(); } });
+  $("stop").addEventListener("click", () => running?.abort());
+  $("again").addEventListener("click", () => $("form").requestSubmit());
+  $("modes").addEventListener("change", labelFields);
+  $("model").addEventListener("change", chooseModel);
+  $("layer").addEventListener("input", () => { chosen = true; showLayer(); });
+  for (const name of ["a", "b"]) $(name).addEventListener("input", () => { if (models.length) followTexts(); });
+  $("form").addEventListener("input", markStale);
+  $("form").addEventListener("change", markStale);
+  $("open").addEventListener("change", async () => { const files = [...$("open").files]; if (files.length) await open(files); $("open").value = ""; });
+  $("forget").addEventListener("click", () => { localStorage.removeItem(KEY); showHistory(); });
+  window.addEventListener("hashchange", () => { if (restore()) run(); });
+  function fill(example) {
+    setMode(example.mode ?? "pair");
+    for (const name of ["a", "b", "c"]) $(name).value = example[name] ?? "";
+    $("unit").value = "words";
+    if (models.length) chooseModel();
+  }
+  for (const [name, example] of Object.entries(examples)) {
+    $("examples").append(create("button", { type: "button", onclick: () => { fill(example); run(); } }, name));
+  }
+  showHistory();
+  fetch("/api/models").then(response => response.json()).then(async served => {
+    models = served;
+    $("model").replaceChildren(...models.map(({ name }) => new Option(name, name)));
     chooseModel();
-    if (restore()) run();
     document.body.dataset.ready = "yes";
-  }).catch(() => { $("error").textContent = "the server does not answer"; });
+    if (restore()) return run();
+    if (location.hash) return null;
+    fill(examples.negation); // so that the first thing to see is an answer
+    return run({ quiet: true });
+  }).catch(() => { $("error").textContent = "The server does not answer."; });
 })();

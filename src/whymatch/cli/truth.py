@@ -1,0 +1,146 @@
+"""The command that tells which explanation to believe: evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from whymatch.cli.common import Models, echo, names_of
+
+
+def evaluate(
+    tests: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TEST…|all", help="coalitions, insertion_deletion, alignment, chunks, answers, sanity, or all."
+        ),
+    ] = None,
+    *,
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="FILE|DIR",
+            help="Pairs of texts (CSV, TSV, JSONL, Parquet), word links (MultiMWA's .tsv), chunks (iSTS's .wa), "
+            "questions (SQuAD's .json), or a folder of such files. Repeat it for several.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder of results. What it holds is not run again.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Try a few settings on a few pairs, and say which to use.")
+    ] = False,
+    model: Models = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,…",
+            help="What is judged: whymatch, unfolded (the paper's form), or a baseline: random, token-cosine[:LAYER], "
+            "last-dot, gradient-input, attention-rollout, leave-one-out, shapley[:SAMPLES], exact-shapley, shapiq, "
+            "retrivex[:LAYER].",
+        ),
+    ] = "whymatch",
+    layer: Annotated[
+        str | None, typer.Option(metavar="I,J,…", help="Layers.", show_default="the explainer's own")
+    ] = None,
+    path: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Paths.", show_default="the explainer's own")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="References.", show_default="the explainer's own")
+    ] = None,
+    special: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,…", help="Treatments of special tokens.", show_default="the explainer's own"),
+    ] = None,
+    detail: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="fine or fast.", show_default="the explainer's own")
+    ] = None,
+    tolerance: Annotated[float | None, typer.Option(help="The largest error of a sum.", show_default="0.001")] = None,
+    fold: Annotated[
+        bool, typer.Option("--fold/--no-fold", help="Give references back to the tokens; the paper does not.")
+    ] = True,
+    units: Annotated[str, typer.Option(metavar="NAME,…", help="What coalitions remove: words or tokens.")] = "words",
+    removal: Annotated[str, typer.Option(metavar="NAME,…", help="How: delete, mask or pad.")] = "delete",
+    pairs: Annotated[int, typer.Option(min=2, help="How many pairs of each file.")] = 100,
+    max_words: Annotated[
+        int | None, typer.Option(min=1, help="Only pairs of texts of so many words.", show_default="all")
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="dev or test: a file of that name in a folder, else the first or the second half of a file.",
+            show_default="everything",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides which pairs, and which words are removed.")] = 0,
+) -> None:
+    """Test how far explanations can be believed: against the model itself, and against people."""
+    from whymatch.truth import evaluation, report
+    from whymatch.truth.runs import read_results
+
+    if quick:
+        _advise(model or [None], data, seed)
+        return
+    if out is None or not tests:
+        raise ValueError("say which tests to run, or all, and --out DIR; --quick needs neither")
+
+    options: dict[str, list[Any]] = {
+        "layer": _numbers(layer),
+        "path": _names(path),
+        "reference": _names(reference),
+        "special": _names(special),
+        "detail": _names(detail),
+        "tolerance": [tolerance],
+    }
+    given = {name: values for name, values in options.items() if values != [None]}
+    settings = [dict(zip(given, values, strict=True)) for values in product(*given.values())]
+    if not fold:
+        settings = [each | {"fold_reference": False} for each in settings]
+    plan = evaluation.Plan(
+        tests=tests,
+        data=data,
+        models=model or [None],
+        methods=names_of(method) or [],
+        settings=settings,
+        units=names_of(units) or [],
+        removals=names_of(removal) or [],
+        pairs=pairs,
+        split=split,
+        seed=seed,
+        max_words=max_words,
+    )
+    for result in evaluation.run(plan, out, say=echo, progress=True):
+        name = f"{result.test}, {Path(str(result.settings['model'])).name}, {result.settings['subject']}"
+        echo(f"{name}: {result.failure or f'{result.headline} {result.estimates[result.headline]}'}")
+    echo(f"written: {report.write(read_results(out), out / 'report.html')}")
+
+
+def _advise(models: Sequence[str | None], data: Sequence[Path], seed: int) -> None:
+    from whymatch.loading import load
+    from whymatch.truth.advice import PAIRS, advise
+    from whymatch.truth.data import read_pairs, sample
+
+    pairs = sample([pair for file in data for pair in read_pairs(file)], PAIRS, seed)
+    for name in models:
+        loaded, full_name = load(name, None)
+        echo(f"{full_name}, {len(pairs)} pairs: how well sums of entries predict scores when words are missing")
+        advice = advise(loaded, pairs, name=full_name, seed=seed, say=echo)
+        echo(f"\n{advice.trust}\nuse: {advice.flags or 'the defaults'}")
+
+
+def _names(text: str | None) -> list[Any]:
+    return [None] if text is None else list(names_of(text) or [])
+
+
+def _numbers(text: str | None) -> list[Any]:
+    if text is None:
+        return [None]
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--layer {text!r} is not a list of numbers; give them as 0,2,-1") from None

@@ -1,0 +1,107 @@
+"""The default layer and path: the one place that decides where an encoder is cut and which path is taken.
+
+``fine`` is for a pair that somebody looks at closely, ``fast`` for passages and for many texts. Both go block by block
+(``path="relay"``). They differ in how many blocks they go through, and that depends on the model. A block is *rough* if
+its hidden states move in steep steps along its own line. Such a block needs many nodes, and explanations that begin
+below it, though exact, predict the model less well. So ``fine`` begins after the last rough block. Plain passes over a
+few sentences tell which blocks are rough.
+
+The measurements behind this are in docs/method.md, "Which map, and where".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from whymatch.encoder import Encoder
+from whymatch.identity import identity
+from whymatch.inputs import EncodeOptions, Request, TokenSource
+from whymatch.method import Method
+from whymatch.progress import stages
+from whymatch.settings import DETAILS
+
+PATH = "relay"
+
+# A path that needs more nodes than this for this tolerance is rough.
+ROUGH, TOLERANCE = 36, 1e-3
+
+# Read to find out which blocks are rough: a short sentence and a longer one, of different kinds.
+SENTENCES = (
+    "A man is playing a large flute.",
+    "Shares of the company fell by 3 percent on Monday, although its sales had grown again.",
+)
+
+# The first layer after the last rough block, for each model and its settings.
+_first_smooth: dict[Hashable, int] = {}
+
+
+def check_detail(detail: str) -> str:
+    """Return the level of detail if it is known; otherwise raise an error that lists the known ones."""
+    if detail not in DETAILS:
+        raise ValueError(f"detail={detail!r} is not known; choose {' or '.join(map(repr, DETAILS))}")
+    return detail
+
+
+def choose_path(encoder: Encoder, wants_paper: bool) -> str:
+    """Return the default path: the paper's own where its sum is asked for, or where no other is possible."""
+    return "straight" if wants_paper or encoder.uses_all_layers else PATH
+
+
+def choose_layer(method: Method, detail: str) -> int:
+    """Return the layer, counted from the input, at which this level of detail cuts the encoder."""
+    if method.encoder.uses_all_layers:
+        return 0
+    layers = method.encoder.num_layers
+    if detail == "fast" or "text" not in method.encoder.model.modalities:
+        return max(layers - 1, 0)
+    return first_smooth_layer(method)
+
+
+def first_smooth_layer(method: Method) -> int:
+    """Return the shallowest layer whose path is smooth; remembered until the model changes."""
+    encoder = method.encoder
+    key = (identity(encoder.model), encoder.name, method.settings.blocks, method.reference, method.settings.path)
+    if key not in _first_smooth:
+        options = EncodeOptions("query") if encoder.asymmetric else EncodeOptions()
+        _first_smooth[key] = shallowest_smooth(method, [Request(text, options) for text in SENTENCES])
+    return _first_smooth[key]
+
+
+def shallowest_smooth(method: Method, requests: Sequence[Request]) -> int:
+    """Return the shallowest layer whose path is smooth for all these inputs: the last block's, if none is.
+
+    A secant, which needs no nodes, begins where a relay would.
+    """
+    layers = method.encoder.num_layers
+    path = PATH if method.settings.path == "secant" else method.settings.path
+    settings = replace(method.settings, path=path, rule="gauss", steps=None, tolerance=TOLERANCE)
+    sources = _read_those_that_fit(method, requests)
+    looks = [(layer, source) for layer in reversed(range(layers)) for source in sources]
+    for (layer, source), part in stages(looks, doing="looking at the model's blocks"):
+        at_layer = replace(method, layer=layer, settings=replace(settings, layer=layer))
+        with part:
+            try:
+                nodes = at_layer.follow([source], at_layer.cut(source.input)).nodes_needed(0)
+            except ArithmeticError:  # it jumps where it begins, or is not finite there
+                nodes = None
+        if nodes is None or nodes > ROUGH:
+            return min(layer + 1, layers - 1)
+    return 0
+
+
+def _read_those_that_fit(method: Method, requests: Sequence[Request]) -> list[TokenSource]:
+    """Read those of the inputs that the model can embed; raise its error if it can embed none.
+
+    The longer sentence may have more tokens than a small model has positions, even if the user's texts do not.
+    """
+    sources: list[TokenSource] = []
+    failure: RuntimeError | None = None
+    for request in requests:
+        try:
+            sources += method.read([request])
+        except RuntimeError as error:  # noqa: PERF203 there are two of them
+            failure = error
+    if failure is not None and not sources:
+        raise failure
+    return sources

@@ -1,0 +1,136 @@
+"""Which settings to use for a model, and how far to trust them, by a short test on some of its pairs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from whymatch.explainer import Explainer
+from whymatch.truth.asking import Model
+from whymatch.truth.baselines import leave_one_out, token_cosine
+from whymatch.truth.deletions import Coalitions
+from whymatch.truth.judging import judge
+from whymatch.truth.results import Result
+from whymatch.truth.subjects import TextPair
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+PAIRS = 12
+SECONDS = 120.0  # that one setting may take
+MARGIN = 0.01  # a gain too small to be worth a longer wait
+
+
+@dataclass(frozen=True, eq=False)
+class Advice:
+    """What to use, and how far to trust it.
+
+    Attributes:
+        settings: keyword arguments of :class:`whymatch.Explainer`.
+        result: how well an explainer with these settings predicts what the model says when words are missing.
+        results: the same of every setting that was tried, and of simple baselines.
+        skipped: the settings that were left out, each with the reason.
+    """
+
+    settings: Mapping[str, Any]
+    result: Result
+    results: Sequence[Result]
+    skipped: Mapping[str, str]
+
+    @property
+    def flags(self) -> str:
+        """The settings as flags of the command line; empty where they are its defaults."""
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items())
+
+    @property
+    def baseline(self) -> float:
+        """The value of the cosine of token vectors, which anybody could compute."""
+        return next(each.value for each in self.results if str(each.settings["subject"]).startswith("token cosine"))
+
+    @property
+    def trust(self) -> str:
+        """How far to believe entries, in a sentence."""
+        value, (low, _) = self.result.value, self.result.interval
+        gain = f"token cosine has {self.baseline:.2f}"
+        if low >= 0.75:
+            return f"Sums of entries predict well what removing words does ({value:.2f}; {gain})."
+        if low >= 0.5:
+            return f"Believe large entries, not small differences between them ({value:.2f}; {gain})."
+        if low > self.baseline:
+            return f"Take entries for hints: they predict what removing words does only roughly ({value:.2f}; {gain})."
+        return f"Do not rely on entries for these texts: they predict little ({value:.2f}; {gain})."
+
+    def __str__(self) -> str:
+        lines = [
+            f"{each.settings['subject']}: {each.estimates[each.headline]}, "
+            f"{each.seconds / max(1, each.counts['pairs']):.2f} s a pair"
+            for each in sorted(self.results, key=lambda each: -each.value)
+        ]
+        lines += [f"{name}: left out: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join([*lines, self.trust, f"use: {self.flags or 'the defaults'}"])
+
+
+def candidates(layers: int) -> list[dict[str, Any]]:
+    """List settings that are worth trying for an encoder of so many blocks; the defaults come first."""
+    places = list(dict.fromkeys([0, layers // 2, 3 * layers // 4]))
+    return [{}, *({"path": "relay", "layer": place} for place in places), {"path": "straight", "layer": places[-1]}]
+
+
+def advise(
+    model: SentenceTransformer,
+    pairs: Sequence[TextPair],
+    *,
+    name: str | None = None,
+    seconds: float = SECONDS,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Advice:
+    """Try a few settings on a few pairs, and say which to use.
+
+    Args:
+        model: a SentenceTransformer.
+        pairs: pairs of texts of the kind that will be explained; a dozen are enough.
+        name: what the model is called.
+        seconds: how long one setting may take; the first pair tells.
+        seed: decides which words are removed.
+        say: called with a line of text for each setting that has been tried.
+    """
+    items = list(pairs)
+    if len(items) < 2:
+        raise ValueError(f"advice needs a few pairs of texts, and {len(items)} were given")
+    asked = Model(model, name=name)
+    test = Coalitions(asked, seed=seed)
+    results: list[Result] = []
+    skipped: dict[str, str] = {}
+    tried: dict[int, Mapping[str, Any]] = {}
+    for settings, subject in _subjects(model, asked):
+        start = time.perf_counter()
+        first = judge(test, subject, items[:1])
+        each = time.perf_counter() - start
+        label = str(first.settings["subject"])
+        if any(label == str(result.settings["subject"]) for result in results) or label in skipped:
+            continue  # the defaults are among the others
+        if first.failure or each * len(items) > seconds:
+            skipped[label] = first.failure or f"{each:.0f} s a pair is too long for a quick test"
+            say(f"{label}: {skipped[label]}")
+            continue
+        result = judge(test, subject, items, settings={"model": asked.name}, known={r["key"]: r for r in first.pairs})
+        say(f"{label}: {result.estimates[result.headline]}")
+        if settings is not None:
+            tried[len(results)] = settings
+        results.append(result)
+    if not tried:
+        raise ArithmeticError(f"no setting could be tried: {'; '.join(f'{k}: {v}' for k, v in skipped.items())}")
+    best = max(results[i].value for i in tried)
+    chosen = min((i for i in tried if results[i].value >= best - MARGIN), key=lambda i: results[i].seconds)
+    return Advice(tried[chosen], results[chosen], results, skipped)
+
+
+def _subjects(model: SentenceTransformer, asked: Model) -> Iterator[tuple[Mapping[str, Any] | None, Any]]:
+    """Yield what is tried: baselines, without settings, and explainers."""
+    yield None, token_cosine(asked)
+    yield None, leave_one_out(asked)
+    for settings in candidates(asked.encoder.num_layers):
+        yield settings, Explainer(model, **settings)

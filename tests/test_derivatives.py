@@ -1,0 +1,59 @@
+"""The rules of derivatives that private copies of a model use: each is what PyTorch itself computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.func import jvp, vjp, vmap
+
+from whymatch.derivatives import attend, speed_up
+
+
+def test_the_linear_rule_says_what_pytorch_says():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 6, bias=False)).double()
+    quick = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 6, bias=False)).double()
+    quick.load_state_dict(plain.state_dict())
+    speed_up(quick)
+    x, tangents = torch.randn(2, 3, 5).double(), torch.randn(4, 2, 3, 5).double()
+    cotangents = torch.randn(4, 2, 3, 6).double()
+    for derive in (
+        lambda f: vmap(lambda v: jvp(f, (x,), (v,))[1])(tangents),
+        lambda f: vmap(vjp(f, x)[1])(cotangents)[0],
+        lambda f: f(x),
+        lambda f: vmap(f, in_dims=1)(x),
+    ):
+        torch.testing.assert_close(derive(quick), derive(plain))
+
+
+def plain_attention(q, k, v, bias):
+    k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
+    scores = q @ k.mT / q.shape[-1] ** 0.5 + (0 if bias is None else bias)
+    return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+@pytest.mark.parametrize("heads", [4, 2], ids=["a key for each query", "keys are shared"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_rule_of_attention_says_what_pytorch_says(heads, masked):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, 5, 3, dtype=torch.float64) for n in (4, heads, heads))
+    bias = torch.zeros(2, 1, 5, 5, dtype=torch.float64)
+    bias[1, ..., 3:] = torch.finfo(torch.float64).min
+    bias = bias if masked else None
+    tangents = tuple(torch.randn(7, *each.shape, dtype=torch.float64) for each in (q, k, v))
+    cotangents = torch.randn(7, 2, 5, 4, 3, dtype=torch.float64)
+
+    def quick(*inputs):
+        return attend(None, *inputs, bias)[0]
+
+    def plain(*inputs):
+        return plain_attention(*inputs, bias)
+
+    for derive in (
+        lambda f: vmap(lambda *along: jvp(f, (q, k, v), along)[1])(*tangents),
+        lambda f: vmap(vjp(f, q, k, v)[1])(cotangents),
+        lambda f: f(q, k, v),
+        lambda f: vmap(f)(*tangents),
+    ):
+        torch.testing.assert_close(derive(quick), derive(plain))

@@ -1,0 +1,79 @@
+"""Where an encoder is cut, and which path is taken, when nobody says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conftest import real_model
+from whymatch import Explainer, policy
+
+PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
+
+
+def roughen(model, block: int):
+    """Let one block's attention decide all of a sudden, so that the line through it is steep."""
+    attention = model[0].model.encoder.layer[block].attention.self
+    with torch.no_grad():
+        attention.query.weight *= 60
+        attention.key.weight *= 60
+    return model
+
+
+def test_the_defaults_go_block_by_block_from_the_input_of_a_smooth_model(load):
+    why = Explainer(load()).explain(*PAIR)
+    assert (why.settings.layer, why.settings.path) == (0, "relay")
+    assert why.relative_error <= 1e-3
+
+
+def test_fast_goes_through_the_last_block_only(load):
+    explainer = Explainer(load(), detail="fast")
+    assert (explainer.settings.layer, explainer.settings.path) == (2, "relay")
+    assert Explainer(load()).at_detail("fast").settings == explainer.settings
+
+
+def test_fine_begins_after_the_last_rough_block(load):
+    assert Explainer(roughen(load(), 1)).settings.layer == 2
+    assert Explainer(roughen(load(), 0)).settings.layer == 1
+    assert Explainer(roughen(load(), 2)).settings.layer == 2  # some block has to be gone through
+
+
+def test_a_layer_that_is_given_stays(load):
+    explainer = Explainer(load(), layer=1)
+    assert explainer.at_detail("fast") is explainer
+    assert explainer.at_layer(0).at_detail("fast").settings.layer == 0
+
+
+@pytest.mark.parametrize("asked", [{"steps": 5}, {"rule": "right"}, {"fold_reference": False}])
+def test_whoever_asks_for_the_papers_sum_gets_its_path(load, asked):
+    assert Explainer(load(), layer=1, **asked).settings.path == "straight"
+    assert Explainer(load(), layer=1, path="relay", **asked).settings.path == "relay"
+
+
+def test_a_model_is_looked_at_once_and_again_when_it_changes(load, monkeypatch):
+    looks = []
+    look = policy.shallowest_smooth
+    monkeypatch.setattr(policy, "shallowest_smooth", lambda *args: looks.append(args) or look(*args))
+    model = load()
+    with torch.no_grad():
+        model[0].model.embeddings.word_embeddings.weight *= 1.01  # a model that no other test has looked at
+    Explainer(model), Explainer(model), Explainer(model, detail="fast")
+    assert len(looks) == 1
+    with torch.no_grad():
+        model[0].model.embeddings.word_embeddings.weight *= 1.01
+    Explainer(model)
+    assert len(looks) == 2
+
+
+def test_an_unknown_level_of_detail_is_named(load):
+    with pytest.raises(ValueError, match="detail='coarse' is not known; choose 'fine' or 'fast'"):
+        Explainer(load(), detail="coarse")
+    with pytest.raises(ValueError, match="detail='coarse' is not known"):
+        Explainer(load(), layer=1).at_detail("coarse")
+
+
+def test_the_papers_own_model_is_explained_by_default():
+    explainer = Explainer(real_model("all-mpnet-base-v2"))
+    assert explainer.settings.layer == 10
+    why = explainer.explain("A man plays.", "Somebody plays.")
+    assert why.relative_error <= 1e-3
