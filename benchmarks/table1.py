@@ -1,10 +1,10 @@
-"""The paper's Table 1 on the default model: plain and adjusted training, evaluated by cosine and by dot product.
+"""The paper's Table 1: plain and adjusted training of a model, evaluated by cosine and by dot product.
 
-    python benchmarks/table1.py TRAIN.CSV OUT [--seeds 0 1] [--only NAME …]
+    python benchmarks/table1.py TRAIN.CSV OUT [--model MODEL] [--seeds 0 1] [--only NAME …] [--tried NAME …]
 
-Trains every recipe with every seed into OUT, and the variants in TRIED with the first seed. Interrupted runs are
-resumed, finished ones are kept. Writes ``benchmarks/results/table1.json``, from which ``benchmarks/tables.py`` makes
-the tables of the documents.
+Trains every recipe with every seed into OUT, and the variants in TRIED with the first seed, for one epoch. Interrupted
+runs are resumed, finished ones are kept. Adds to ``benchmarks/results/table1.json``, which holds the results of each
+model, and from which ``benchmarks/tables.py`` makes the tables of the documents.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from peers import machine
 
 from whymatch import loading
+from whymatch.files import write_json
 from whymatch.training import Recipe, adjust, evaluate_sts, train
 from whymatch.training.data import read_splits
 
@@ -47,38 +48,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", help="the pairs to train on; dev and test are found beside them")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--model", default=loading.DEFAULT_MODEL, help="a hub id or a folder")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument(
-        "--only",
-        nargs="*",
-        choices=[*RECIPES, *TRIED],
-        metavar="NAME",
-        help="the recipes to run; other results are kept",
-    )
+    for group, names, meaning in (
+        ("--only", RECIPES, "the recipes to train in full; other results are kept"),
+        ("--tried", TRIED, "the variants to try for one epoch; other results are kept"),
+    ):
+        parser.add_argument(group, nargs="*", choices=list(names), metavar="NAME", help=meaning)
     options = parser.parse_args()
+    chosen = {"trained": options.only, "tried": options.tried}
+    if options.only is None and options.tried is None:
+        chosen = {"trained": list(RECIPES), "tried": list(TRIED)}
     splits = read_splits(options.train)
     assert splits.test is not None
     print(splits, flush=True)
-    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"untrained": {}, "trained": [], "tried": []}
-    results["machine"] = machine()
-    if not results["untrained"]:
-        model, _ = loading.load(None, None)
-        results["untrained"] = {
+    base = Path(options.model).name
+    if base not in _results():
+        model, _ = loading.load(options.model, None)
+        untrained = {
             "unmodified": evaluate_sts(model, splits.test),
             "shifted": evaluate_sts(adjust(model), splits.test),
             "shifted, normalized": evaluate_sts(adjust(model, normalized=True), splits.test),
         }
+        write_json(RESULTS, _results() | {base: {"untrained": untrained, "trained": [], "tried": []}}, indent=1)
     runs = [("trained", name, seed, changes) for name, changes in RECIPES.items() for seed in options.seeds]
     runs += [("tried", name, options.seeds[0], {"epochs": 1, **changes}) for name, changes in TRIED.items()]
     for group, name, seed, changes in runs:
-        if options.only and name not in options.only:
+        if name not in (chosen[group] or ()):
             continue
         if "teacher" in changes:
             changes = changes | {"teacher": str(options.out / f"{changes['teacher']}-{seed}")}
         print(f"--- {name}, seed {seed}", flush=True)
         folder = options.out / "-".join(re.findall(r"[\w.]+", f"{'tried ' * (group == 'tried')}{name} {seed}"))
         record = train(
-            Recipe(seed=seed, **changes),
+            Recipe(base=options.model, seed=seed, **changes),
             splits,
             folder,
             resume=folder.exists(),
@@ -86,13 +89,21 @@ def main() -> None:
         )
         print(json.dumps(record["test"]), flush=True)
         measured = {key: record[key] for key in ("epochs", "dev", "test", "seconds", "steps")}
+        models = _results()  # read anew: other recipes may have been trained meanwhile
+        results = models[base]
         others = [run for run in results[group] if (run["recipe"], run["seed"]) != (name, seed)]
         order = list(RECIPES if group == "trained" else TRIED)
         results[group] = sorted(
             [*others, {"recipe": name, "seed": seed, **measured}],
             key=lambda run: (order.index(run["recipe"]), run["seed"]),
         )
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        results["machine"] = machine()
+        write_json(RESULTS, models, indent=1)
+
+
+def _results() -> dict[str, Any]:
+    """Read the results of all models so far."""
+    return json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
 
 
 if __name__ == "__main__":
