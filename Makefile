@@ -4,7 +4,7 @@ BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-install test-oldest lint docs notebooks release table bench torture clean
+.PHONY: demo test test-install test-oldest lint checks docs notebooks release table bench torture clean
 
 demo: .venv/ready
 	mkdir -p demo
@@ -19,7 +19,7 @@ demo: .venv/ready
 	@echo "  docs/start.md, examples/whymatch.ipynb                 from Python; make docs builds the whole site"
 
 test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The wheel in a fresh environment, without extras: what works, and what the missing extras say.
 test-install: .venv/ready
@@ -37,6 +37,11 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Everything but the tests, one after the other: CI runs it beside them.
+checks: .venv/ready
+	$(MAKE) lint
+	$(MAKE) docs
 
 # The site, in build/site: every page, link and public name is checked, and a warning fails it.
 docs: .venv/ready

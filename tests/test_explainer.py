@@ -40,7 +40,7 @@ def test_any_text_is_explained_exactly(load, kind, name):
         assert (why.truncated_a, why.truncated_b) == (a == TEXTS["long"], b == TEXTS["long"])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(a=st.text(st.characters(), max_size=40), b=st.text(st.characters(codec="utf-8"), max_size=40))
 def test_any_text_is_exact_or_named(folders, a, b):
     explainer = _shared(folders)

@@ -15,7 +15,7 @@ TEXT = "The coffee is not good. Nobody drank it!  Two dogs run across the field.
 OTHER = "This is bad coffee."
 
 
-@pytest.mark.parametrize("layer", [0, 1, 3])
+@pytest.mark.parametrize("layer", [0, 3])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "llama"])
 def test_words_derived_are_words_summed(load, kind, layer):
     """One tangent per word gives what the tokens' tangents give together."""
@@ -89,13 +89,13 @@ from whymatch import Explainer
 import torch
 torch.set_num_threads(2)
 model = SentenceTransformer(sys.argv[1], device="cpu")
-explainer = Explainer(model, layer=int(sys.argv[3]))
+explainer = Explainer(model, layer=int(sys.argv[3]), steps=2)  # what is held at once does not depend on them
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 text = (("the coffee is not good and nobody drank it " * int(sys.argv[4])).strip() + ". ") * 40
 model.encode(text)
 before = peak()
 (dec,) = explainer.decompose([text], groups=sys.argv[2] if sys.argv[2] != "tokens" else None)
-print(sum(kind == "special" for kind in dec.kinds), len(dec.tokens), dec.error, peak() - before)
+print(sum(kind == "special" for kind in dec.kinds), len(dec.tokens), peak() - before)
 """
 
 
@@ -108,8 +108,7 @@ def test_long_texts_stay_within_the_memory_bound(tmp_path, length, groups, layer
         text=True,
         check=True,
     )
-    special, entries, error, grown = run.stdout.split()
+    special, entries, grown = run.stdout.split()
     assert int(special) == 2
     assert (int(entries) == length) == (groups == "tokens")
-    assert float(error) < 1e-3
     assert float(grown) < (300 if length == 256 else 400)  # MiB

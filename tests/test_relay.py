@@ -58,7 +58,7 @@ def product_of_jacobians(model, text: str, layer: int, nodes: int) -> np.ndarray
 
         x, r = states[number][0].flatten(), states[number][1].flatten()
         jacobian = sum(
-            w / 2 * torch.autograd.functional.jacobian(run, r + (u + 1) / 2 * (x - r))
+            w / 2 * torch.autograd.functional.jacobian(run, r + (u + 1) / 2 * (x - r), vectorize=True)
             for u, w in zip(positions, weights, strict=True)
         )
         pushed = jacobian @ pushed

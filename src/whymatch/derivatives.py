@@ -4,7 +4,8 @@
 head and differentiates them tangent by tangent, in products too small to be fast. Here all tangents of a token meet the
 keys and values that they share in one product, and the weights are computed again from queries and keys, a slice of
 queries at a time: nothing is held that is tokens × tokens × tangents. The rule is registered with transformers under a
-name of its own, for the models that take their attention from there.
+name of its own, for the models that take their attention from there. MPNet, the paper's own model, writes its attention
+out instead, and is given the rule in its place.
 
 **Linear layers and activations.** PyTorch's forward rule of a linear layer also adds a zero tangent for the bias, and
 under ``vmap`` that zero is real memory: the whole result is read and written once more. Its rule of an activation
@@ -14,6 +15,7 @@ computes the slope again for every tangent, though all of them share it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -36,6 +38,29 @@ def register() -> None:
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, mask)
+
+
+def knows_attention(model: nn.Module) -> bool:
+    """Whether all transformers inside a model can be given the rule for attention."""
+    transformers = [module for module in model.modules() if hasattr(module, "_supports_attention_backend")]
+    return bool(transformers) and all(
+        each._supports_attention_backend or any(map(_writes_attention_out, each.modules())) for each in transformers
+    )
+
+
+def _writes_attention_out(module: nn.Module) -> bool:
+    return type(module).__name__ == "MPNetSelfAttention" and "transformers" in type(module).__module__
+
+
+def _attend_like_mpnet(
+    module: Any, states: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None, **_: Any
+) -> tuple[Tensor]:
+    """Do what MPNet's own attention does; its bias is the same for every text of a batch."""
+    shape = (*states.shape[:-1], -1, module.attention_head_size)
+    q, k, v = (part(states).view(shape).transpose(1, 2) for part in (module.q, module.k, module.v))
+    bias = None if position_bias is None else position_bias[:1]
+    mixed, _ = attend(module, q, k, v, attention_mask, position_bias=bias)
+    return (module.o(mixed.flatten(2)),)
 
 
 def mask(batch_size: int, *args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
@@ -316,3 +341,5 @@ def speed_up(tree: nn.Module) -> None:
                 return out
 
             module.forward = activate
+        elif _writes_attention_out(module):
+            module.forward = partial(_attend_like_mpnet, module)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whymatch.cut import Cut, EncoderError, Tokenizers, Tower, copy_tree, first_state, has_own_forward, model_code
-from whymatch.derivatives import NAME, register
+from whymatch.derivatives import NAME, knows_attention, register
 from whymatch.identity import identity
 from whymatch.inputs import EncodeOptions, Input, TokenSource, Value, batched, read_picture, read_texts, with_patches
 from whymatch.jacobian import LOCK
@@ -274,10 +274,7 @@ class Encoder:
         """Cut the encoder at a layer; by default, its attention can be differentiated in both modes."""
         if attention is None:
             register()
-            takes_any = [
-                m._supports_attention_backend for m in self.model.modules() if hasattr(m, "_supports_attention_backend")
-            ]
-            attention = NAME if takes_any and all(takes_any) else "eager"
+            attention = NAME if knows_attention(self.model) else "eager"
         return Cut(self._inner, self.name, self.tower(given), given, layer, dtype, attention)
 
 

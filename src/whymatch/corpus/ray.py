@@ -25,6 +25,7 @@ from whymatch.settings import Settings
 UNFINISHED = 2  # blocks that an actor has at most: one that it works on, and the next
 WAITING = 4  # blocks for each actor that are sent and not yet returned to the caller
 RETRIES = 3  # of a block whose actor dies; a block that kills every actor must not do so forever
+PATIENCE = 60.0  # seconds without any news from the cluster, after which its user is told what is being waited for
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _distribute(actors: list[Any], blocks: Iterator[pa.Table]) -> Iterator[pa.Ta
     unfinished: dict[Any, int] = {}  # of each actor that is ready
     running: dict[Any, Any] = {}  # the actor of each result that is not there yet
     results: deque[Any] = deque()  # in the order of the blocks
-    exhausted = False
+    exhausted = told = False
     while True:
         while not exhausted and unfinished and len(results) < WAITING * len(unfinished):
             actor = min(unfinished, key=lambda each: unfinished[each])
@@ -128,7 +129,16 @@ def _distribute(actors: list[Any], blocks: Iterator[pa.Table]) -> Iterator[pa.Ta
             awaited = list(running)
         else:
             awaited = [*running, *starting]
-        for reference in ray.wait(awaited)[0]:
+        ready, _ = ray.wait(awaited, timeout=PATIENCE)
+        if not ready and not told:
+            told = True
+            warnings.warn(
+                f"no news from the Ray cluster for {PATIENCE:.0f} seconds: {len(unfinished)} of {len(actors)} workers "
+                f"have started, {len(running)} blocks are under way, and these resources are free: "
+                f"{ray.available_resources()}. The job goes on waiting",
+                stacklevel=2,
+            )
+        for reference in ready:
             if reference in starting:
                 ray.get(reference)  # raises what the actor raised while it started
                 unfinished[starting.pop(reference)] = 0
@@ -234,7 +244,12 @@ def _start_watchdog(processes: Mapping[int, str]) -> subprocess.Popen[bytes] | N
         return None
     arguments = [f"{pid}:{started}" for pid, started in processes.items()]
     return subprocess.Popen(
-        [sys.executable, "-S", "-c", _WATCHDOG, *arguments], stdin=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-S", "-c", _WATCHDOG, *arguments],
+        stdin=subprocess.PIPE,
+        # Whoever reads this process's output until its end must not wait for the watchdog too.
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
 
