@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.func import jvp, vjp, vmap
 
-from whymatch.derivatives import attend, speed_up
+from whymatch.derivatives import attend, knows_attention, speed_up
 
 
 def test_the_linear_rule_says_what_pytorch_says():
@@ -57,3 +59,25 @@ def test_the_rule_of_attention_says_what_pytorch_says(heads, masked):
         lambda f: vmap(f)(*tangents),
     ):
         torch.testing.assert_close(derive(quick), derive(plain))
+
+
+def test_an_attention_that_is_written_out_has_the_rule_too(load):
+    model = load("mpnet", torch.float64)
+    assert knows_attention(model)
+    own = next(module for module in model.modules() if type(module).__name__ == "MPNetSelfAttention")
+    tree = copy.deepcopy(own).eval()
+    speed_up(tree)
+    torch.manual_seed(0)
+    width, heads = own.q.in_features, own.num_attention_heads
+    x, tangents = torch.randn(2, 5, width).double(), torch.randn(3, 2, 5, width).double()
+    mask = torch.zeros(2, 1, 1, 5).double()
+    mask[1, ..., 3:] = torch.finfo(torch.float64).min
+    bias = torch.randn(1, heads, 5, 5).double().expand(2, -1, -1, -1).contiguous()
+    for derive in (
+        lambda f: vmap(lambda v: jvp(f, (x,), (v,))[1])(tangents),
+        lambda f: vmap(vjp(f, x)[1])(tangents)[0],
+        lambda f: f(x),
+    ):
+        # Each call gets scores of its own: the model's code adds its bias in place.
+        quick, plain = (derive(lambda x, run=run: run(x, mask, bias)[0]) for run in (tree, own.eval()))
+        torch.testing.assert_close(quick, plain)

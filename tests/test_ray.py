@@ -36,13 +36,22 @@ def cluster():
     """Two nodes, each with a core of its own."""
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 Ray's spelling. Else other tests keep the workers waiting
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["WHYMATCH_TEST"] = str(os.getpid())
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # else other tests keep the workers waiting
+        # Workers are not killed, nor objects refused, for what else fills this machine's memory and disk.
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_local_fs_capacity_threshold": "1",
+        "OMP_NUM_THREADS": "1",
+        "WHYMATCH_TEST": str(os.getpid()),
+    }
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 120 * 2**20})
     nodes.add_node(num_cpus=2, object_store_memory=120 * 2**20)
     ray.init(address=nodes.address, log_to_driver=False)
+    try:
+        ray.get(ray.remote(os.getpid).remote(), timeout=120)
+    except ray.exceptions.GetTimeoutError:
+        pytest.skip("a cluster on this machine starts no worker within two minutes")
     yield nodes
     ray.shutdown()
     nodes.shutdown()
