@@ -49,12 +49,12 @@ def cluster():
     nodes.add_node(num_cpus=2, object_store_memory=120 * 2**20)
     ray.init(address=nodes.address, log_to_driver=False)
     try:
-        ray.get(ray.remote(os.getpid).remote(), timeout=120)
-    except ray.exceptions.GetTimeoutError:
-        pytest.skip("a cluster on this machine starts no worker within two minutes")
-    yield nodes
-    ray.shutdown()
-    nodes.shutdown()
+        if not ray.wait([ray.remote(lambda: True).remote()], timeout=120)[0]:
+            pytest.skip("a cluster on this machine starts no worker within two minutes")
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
 
 
 @pytest.fixture(scope="module")
