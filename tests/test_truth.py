@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
+from conftest import flip_bit
 from whymatch import Explainer
+from whymatch.identity import identity
 from whymatch.truth import (
     AlignedPair,
     Attribution,
@@ -37,6 +42,7 @@ from whymatch.truth.asking import append_line, keep_words, read_lines, seeded
 from whymatch.truth.controls import Twins
 from whymatch.truth.data import sample, split_half
 from whymatch.truth.deletions import KEPT, Coalitions, draw
+from whymatch.truth.evaluation import Plan, find_files, make_jobs
 from whymatch.truth.judging import judge
 from whymatch.truth.links import WordLinks
 from whymatch.truth.subjects import describe, shares
@@ -82,7 +88,7 @@ class Bag(Model):
     """A model whose embedding is the sum of its words' vectors: its explanation is known exactly."""
 
     def __init__(self, answers: Path | None = None):
-        self.name, self.similarity, self._identity, self.asked = "bag", "dot", "bag", 0
+        self.name, self.similarity, self.identity, self.asked = "bag", "dot", "bag", 0
         self._file, self._known = answers, {} if answers is None else read_lines(answers)
 
     def embed(self, texts, side=0):  # noqa: ARG002
@@ -233,8 +239,56 @@ def test_a_result_is_saved_and_read_again(tmp_path):
     assert again.value == pytest.approx(result.value)
     assert "coalitions, exact: spearman" in repr(again)
     (tmp_path / "x.json").write_text('{"format": "other"}')
-    with pytest.raises(ValueError, match="its format is 'other'"):
+    with pytest.raises(ValueError, match=r"x.json' cannot be read: .* its format is 'other'"):
         Result.load(tmp_path / "x.json")
+
+
+def test_a_damaged_result_is_refused(tmp_path):
+    path = tmp_path / "r.json"
+    result = coalitions(exact, PAIRS, model=Bag())
+    result.save(path)
+    content, whole = path.read_bytes(), result.to_dict()
+    rng = random.Random(0)
+    for _ in range(200):
+        path.write_bytes(flip_bit(content, rng))
+        with contextlib.suppress(ValueError):
+            assert Result.load(path).to_dict() == whole  # the name of the checksum is itself not checked
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        Result.load(path)
+    for name in whole:
+        for value in (None, True, "x", 7, [], {}, [1], {"spearman": 1}, float("nan")):
+            with contextlib.suppress(ValueError):
+                result = Result.from_dict(whole | {name: value})
+                assert repr(result)
+                assert report.sections([result])
+    with pytest.raises(ValueError, match="'x' is not a test of an evaluation"):
+        report.sections([Result.from_dict(whole | {"test": "x"})])
+
+
+def test_measurements_belong_to_weights(tmp_path):
+    """A model that was trained again under its name is measured again."""
+    counted: list[tuple[str, str]] = []
+
+    def subject(a, b):
+        counted.append((a, b))
+        return exact(a, b)
+
+    subject.settings = {"subject": "counted", "model": "bag"}
+    for weights, expected in (("one", 3), ("one", 3), ("another", 6), ("one", 6)):
+        job = runs.Job(Coalitions(Bag()), subject, PAIRS, {"data": "x", "split": "all"}, weights)
+        (result,) = runs.run([job], tmp_path / "out")
+        assert (len(counted), result.counts["pairs"]) == (expected, 3)
+    assert len(runs.read_results(tmp_path / "out")) == 1  # the same setting of the same model is one result
+
+
+def test_jobs_know_their_models_weights(folder, tmp_path):
+    (tmp_path / "pairs.csv").write_text("text_a,text_b\nA dog runs.,A cat sleeps.\nBread is good.,Coffee is bad.\n")
+    plan = Plan(["coalitions"], [tmp_path / "pairs.csv"], methods=["whymatch", "random"], settings=[{"layer": -1}])
+    model = SentenceTransformer(str(folder), device="cpu")
+    jobs = make_jobs(plan, find_files(plan), model, "m", tmp_path)
+    assert {job.identity for job in jobs} == {identity(model)}
+    assert len(jobs) == 2
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path):
@@ -276,6 +330,20 @@ def test_lines_that_are_cut_short_are_left_out(tmp_path):
     assert read_lines(path) == {"a": [1.0]}
     append_line(path, "c", [3.0])
     assert read_lines(path) == {"a": [1.0], "c": [3.0]}
+    with path.open("a") as file:
+        file.write('["from 0.1", [4.0]]\n[["x"], 1]\n[5, 1]\n7\n' + "[" * 100_000 + "\n")
+    assert read_lines(path) == {"a": [1.0], "c": [3.0], "from 0.1": [4.0]}
+
+
+def test_a_flipped_bit_costs_its_line(tmp_path):
+    path, rng = tmp_path / "x.jsonl", random.Random(0)
+    lines = {"a": [1.25, 3e-7], "b": {"key": "b", "seconds": 0.5}}
+    for _ in range(100):
+        path.unlink(missing_ok=True)
+        for key, value in lines.items():
+            append_line(path, key, value)
+        path.write_bytes(flip_bit(path.read_bytes(), rng))
+        assert read_lines(path).items() <= lines.items()
 
 
 def test_pairs_that_fail_are_counted():

@@ -252,7 +252,8 @@ def _compare_methods(items: Sequence[Change], data: Path, out: Path, models: Seq
         model, full_name = load(name, None)
         plan = evaluation.Plan([], [], methods=("whymatch", "token-cosine:-1", "leave-one-out", "shapley"))
         subjects, asked = evaluation.make_subjects(plan, model, full_name, folder)
-        jobs = [Job(Negation(asked, seed), each, items, {"data": data.name}) for each in subjects]
+        test, about = Negation(asked, seed), {"data": data.name}
+        jobs = [Job(test, each, items, about, asked.identity) for each in subjects]
         for result in run(jobs, folder, echo, progress=True):
             values = result.estimates
             echo(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +54,6 @@ class Model:
             raise ValueError(f"similarity={self.similarity!r} is not known; choose 'cosine' or 'dot'")
         self._known: dict[str, list[float]] = {}
         self._file = None if answers is None else Path(answers)
-        self._identity = ""
         if self._file is not None:
             self._known = read_lines(self._file)
 
@@ -61,6 +62,11 @@ class Model:
         """How each side of a pair is read."""
         asymmetric = self.encoder.asymmetric
         return (EncodeOptions("query"), EncodeOptions("document")) if asymmetric else (EncodeOptions(),) * 2
+
+    @cached_property
+    def identity(self) -> str:
+        """A hash of the model's weights and settings."""
+        return identity(self.encoder.model)
 
     def embed(self, texts: Sequence[str], side: int = 0) -> Floats:
         """Embed texts as the first or the second of a pair; equal texts once."""
@@ -139,8 +145,7 @@ class Model:
         Args:
             question: what the answer depends on besides the model, as values that JSON can hold.
         """
-        self._identity = self._identity or identity(self.encoder.model)
-        content = json.dumps([self._identity, self.similarity, question])
+        content = json.dumps([self.identity, self.similarity, question])
         key = hashlib.sha256(content.encode()).hexdigest()[:32]
         if key not in self._known:
             self._known[key] = [float(f"{number:.8g}") for number in ask()]
@@ -180,7 +185,7 @@ def _edit(given: Input, units: Sequence[Span], kept: Sequence[bool], replacement
 
 def append_line(path: Path, key: str, value: Any) -> None:
     """Add a line to a file at once, so that two processes may share it and a kill loses at most this line."""
-    line = (json.dumps([key, value], ensure_ascii=False) + "\n").encode()
+    line = (json.dumps([key, value, _checksum(key, value)], ensure_ascii=False) + "\n").encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(descriptor, line)
@@ -189,7 +194,7 @@ def append_line(path: Path, key: str, value: Any) -> None:
 
 
 def read_lines(path: Path) -> dict[str, Any]:
-    """Read what :func:`append_line` wrote; a line that a kill cut short is left out, and ended."""
+    """Read what :func:`append_line` wrote; a line that is damaged, or that a kill cut short, is left out."""
     if not path.exists():
         return {}
     content = path.read_bytes()
@@ -199,8 +204,13 @@ def read_lines(path: Path) -> dict[str, Any]:
     known = {}
     for line in content.splitlines():
         try:
-            key, value = json.loads(line)
-        except ValueError:
+            key, value, *checksum = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
             continue
-        known[key] = value
+        if isinstance(key, str) and checksum in ([], [_checksum(key, value)]):  # earlier versions wrote none
+            known[key] = value
     return known
+
+
+def _checksum(key: str, value: Any) -> int:
+    return zlib.crc32(json.dumps([key, value]).encode())

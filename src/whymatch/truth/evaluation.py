@@ -183,7 +183,7 @@ def make_jobs(plan: Plan, files: Mapping[str, Sequence[Path]], model: Any, name:
             twins = Twins(asked, [text for item in items[:4] for text in texts_of(item)], plan.seed)
             for subject in subjects:
                 tests = make_tests(plan, test, subject, asked, twins)
-                jobs += [Job(each, subject, items, description) for each in tests]
+                jobs += [Job(each, subject, items, description, asked.identity) for each in tests]
     return jobs
 
 

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader
 
 from whymatch.files import write_text
 from whymatch.truth.results import Estimate, Result
+from whymatch.words import quote
 
 ORDER = ("coalitions", "insertion_deletion", "alignment", "chunks", "answers", "sanity")
 TITLES = {
@@ -72,6 +73,8 @@ def sections(results: Sequence[Result]) -> list[Section]:
     groups: dict[tuple[int, str, str], list[Result]] = {}
     for result in results:
         settings = result.settings
+        if result.test not in ORDER:
+            raise ValueError(f"{quote(result.test)} is not a test of an evaluation; one is {', '.join(ORDER)}")
         ways = [str(settings[key]) for key in ("units", "removal") if key in settings]
         if "max_words" in settings:
             ways.append(f"texts of at most {settings['max_words']} words")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from whymatch.files import read_json, write_json
+from whymatch.files import read_sealed_json, write_sealed_json
 from whymatch.quadrature import Floats
+from whymatch.settings import is_int
+from whymatch.words import quote
 
 FORMAT, VERSION = "whymatch.truth", 1
 RESAMPLES = 2000  # of the bootstrap
@@ -174,35 +175,37 @@ class Result:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             kind = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise ValueError(f"not a result of a test: its format is {kind!r:.60}, not {FORMAT!r}")
-        if data.get("version") != VERSION:
+        if not is_int(data.get("version")) or data["version"] != VERSION:
             raise ValueError(
                 f"this result has format version {data.get('version')!r:.60}; this whymatch reads {VERSION}"
             )
+        types: dict[str, Any] = {"test": str, "headline": str, "seconds": int | float, "failure": str | None}
+        types |= {"estimates": dict, "pairs": list, "counts": dict, "settings": dict}
+        for name, kind in types.items():
+            if not isinstance(data.get(name), kind):
+                raise ValueError(f"this result is damaged: its {name} is {quote(data.get(name))}")
+        values = {name: data[name] for name in types}
         try:
-            return cls(
-                test=data["test"],
-                headline=data["headline"],
-                estimates={name: _estimate(each) for name, each in data["estimates"].items()},
-                pairs=tuple(data["pairs"]),
-                counts=data["counts"],
-                settings=data["settings"],
-                seconds=data["seconds"],
-                failure=data["failure"],
-            )
-        except (KeyError, TypeError, AttributeError) as error:
+            values["estimates"] = {name: _estimate(each) for name, each in values["estimates"].items()}
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"this result is damaged: {type(error).__name__}: {error}") from None
+        if values["headline"] not in values["estimates"] or not is_int(values["counts"].get("pairs")):
+            raise ValueError(f"this result is damaged: it has no {quote(values['headline'])}, or no number of pairs")
+        if not all(isinstance(row, dict) for row in values["pairs"]):
+            raise ValueError("this result is damaged: what was measured on a pair is not an object")
+        return cls(**values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON; the file is either complete or absent."""
-        write_json(path, self.to_dict(), indent=1)
+        write_sealed_json(path, self.to_dict(), indent=1)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
         """Read what :meth:`save` wrote."""
         try:
-            return cls.from_dict(read_json(path))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{str(path)!r} is not JSON: {error}") from None
+            return cls.from_dict(read_sealed_json(path))
+        except ValueError as error:
+            raise ValueError(f"{str(path)!r} cannot be read: {error}; remove it, and it is made again") from None
 
 
 def _estimate(data: Mapping[str, Any]) -> Estimate:

@@ -25,16 +25,18 @@ class Job:
 
     Attributes:
         data: the name and split of the data, for the result.
+        identity: the hash of the model that is explained and asked.
     """
 
     test: Test[Any]
     subject: Subject
     items: Sequence[Any]
     data: Mapping[str, Any]
+    identity: str = ""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that the result depends on, but for how many items there are."""
+        """What the result depends on, but for the weights, and how many items there are."""
         return {"test": self.test.name, **self.test.settings, **self.data, **describe(self.subject)}
 
     @property
@@ -56,7 +58,14 @@ class Work:
 
     @property
     def rows(self) -> dict[str, Row]:
-        return {key: row for key, row in read_lines(self._file).items() if isinstance(row, dict)}
+        """What was measured of this model; a model that was trained again under its name is another."""
+        lines = {key: row for key, row in read_lines(self._file).items() if isinstance(row, dict)}
+        return {key.removeprefix(self._of): row for key, row in lines.items() if key.startswith(self._of)}
+
+    @property
+    def _of(self) -> str:
+        """What the keys of the model's rows begin with."""
+        return f"{self.job.identity[:16]} "
 
     @property
     def _file(self) -> Path:
@@ -71,7 +80,7 @@ class Work:
         """Measure items, keeping each as soon as it is known, and save the result so far."""
 
         def keep(row: Row) -> None:
-            append_line(self._file, row["key"], row)
+            append_line(self._file, self._of + row["key"], row)
             counted(row)
 
         settings = {**self.job.data, "model": self.job.settings["model"]}
