@@ -387,6 +387,9 @@ def test_data_is_read_and_split(tmp_path):
     assert read_questions(tmp_path / "squad.json") == [Question("b?", "A. B.", 3)]
     (tmp_path / "stsb-dev.csv").write_text("a dog,the dog,5.0\na man,bread,0.0\n")
     assert read_pairs(tmp_path / "stsb-dev.csv") == [("a dog", "the dog"), ("a man", "bread")]
+    (tmp_path / "stray.csv").write_text('a dog,"the dog\na man,bread\na cup,\n')
+    with pytest.warns(UserWarning, match=r"2 rows of .*stray.csv' are left out: row 1: a quotation mark opens"):
+        assert read_pairs(tmp_path / "stray.csv") == [("a man", "bread")]
     assert split_half([1, 2, 3, 4, 5], "dev") == [1, 2]
     assert split_half([1, 2, 3, 4, 5], "test") == [3, 4, 5]
     assert sample(range(50), 20, 0)[:5] == sample(range(50), 5, 0)
@@ -629,6 +632,9 @@ def test_a_negation_is_seen_by_what_is_missing(tmp_path):
     assert first["loss_share"] > 0.5
     assert result.estimates["score_same"].pairs == 1
     assert result.estimates["control"].value < 1
+    (tmp_path / "s.tsv").write_text("sentence\tnegated\nGood.\tGood.\nGood.\t\nGood.\tNot good.\n")
+    with pytest.warns(UserWarning, match="2 rows of .* row 2: its two texts are the same; row 3: negated is empty"):
+        assert len(read_changes(tmp_path / "s.tsv")) == 1
     (tmp_path / "bad.tsv").write_text("x\ty\n1\t2\n")
     with pytest.raises(ValueError, match="a study of negation needs 'sentence' and 'negated'"):
         read_changes(tmp_path / "bad.tsv")

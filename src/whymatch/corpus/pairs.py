@@ -174,9 +174,14 @@ def _read_column(path: Path, column: str | None) -> list[Document]:
         except (TypeError, ValueError) as error:
             bad.append((row.number, str(error)))
     warn_of_long_rows(path, long_rows)
-    if bad:
-        warnings.warn(f"{len(bad)} rows of {str(path)!r} are left out: {_name_rows(bad)}", stacklevel=3)
+    warn_of_bad_rows(path, bad)
     return documents
+
+
+def warn_of_bad_rows(path: str | os.PathLike[str], bad: Sequence[tuple[int, str]]) -> None:
+    """Warn of rows that are left out, each given with the reason."""
+    if bad:
+        warnings.warn(f"{len(bad):,} rows of {os.fspath(path)!r} are left out: {_name_rows(bad)}", stacklevel=3)
 
 
 def _name_rows(bad: Sequence[tuple[int, str]]) -> str:

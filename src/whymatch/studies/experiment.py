@@ -21,7 +21,7 @@ from whymatch import Explainer, Explanation, __version__, loading
 from whymatch.adjusted import shift_of
 from whymatch.corpus.pairs import Pairs
 from whymatch.corpus.store import Store
-from whymatch.files import lock_folder, make_folder, read_json, write_json
+from whymatch.files import lock_folder, make_folder, read_json, read_sealed_json, write_json, write_sealed_json
 from whymatch.integrate import RoughPathError
 from whymatch.progress import track
 from whymatch.studies import charts
@@ -478,7 +478,7 @@ class Experiment:
             "numbers": result.numbers,
             "figures": result.files,
         }
-        write_json(self.out / f"{name}.json", content, indent=1)
+        _write(self.out / f"{name}.json", content)
         shutil.rmtree(self.out / PARTS / name, ignore_errors=True)
         self.say(f"{name}: {result.seconds:.0f} s")
         return result
@@ -488,11 +488,11 @@ class Experiment:
         assert self._running is not None
         path = self.out / PARTS / self._running[0] / f"{_digest(self._running, key)[:16]}.json"
         try:
-            computed: dict[str, Any] = read_json(path)
+            computed: dict[str, Any] = read_sealed_json(path)
         except (OSError, ValueError):
             computed = compute()
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, computed, indent=1)
+            _write(path, computed)
         return computed
 
 
@@ -518,10 +518,15 @@ def _digest(*values: Any) -> str:
     return hashlib.sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON with a hash of what will be read again, whose keys are texts."""
+    write_sealed_json(path, json.loads(json.dumps(content)), indent=1)
+
+
 def _read_result(path: Path) -> Any:
     """Read a result that was written earlier; None if there is none that can be read."""
     try:
-        content = read_json(path)
+        content = read_sealed_json(path)
     except (OSError, ValueError):
         return None
     keys = {"title", "inputs", "notes", "compared", "numbers", "tables", "figures", "seconds", "machine"}

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from whymatch import Explainer, Explanation
+from whymatch.corpus.pairs import warn_of_bad_rows
 from whymatch.corpus.tables import FIRST, SECOND, Table
 from whymatch.ranking import scores_of
 from whymatch.studies import charts
@@ -58,11 +59,14 @@ def read_changes(path: str | os.PathLike[str]) -> list[Change]:
             "and 'negated', or 'premise', 'hypothesis' and 'label'"
         )
     table = Table.open(path, pair, COLUMNS)
-    changes = []
+    changes, bad = [], []
     for row in table.rows():
         (a, problem_a), (b, problem_b) = (row.text(name) for name in pair)
-        if not (problem_a or problem_b) and a != b:
+        if problem := problem_a or problem_b or ("its two texts are the same" if a == b else None):
+            bad.append((row.number, problem))
+        else:
             changes.append(Change(a, b, str(row.cells.get("label", "1")).strip() != "0"))
+    warn_of_bad_rows(path, bad)
     if not changes:
         raise ValueError(f"{os.fspath(path)!r} holds no pair of texts")
     return changes

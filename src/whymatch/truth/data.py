@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from whymatch.corpus.pairs import warn_of_bad_rows
 from whymatch.corpus.tables import FIRST, SECOND, Table, check_encoding
 from whymatch.files import read_json
 from whymatch.words import Span, quote
@@ -59,14 +60,20 @@ def joined_spans(words: Sequence[str]) -> list[Span]:
 
 
 def read_pairs(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """Read pairs of texts from a table: CSV, TSV, JSONL or Parquet; such as STS-B's files. Bad rows are left out."""
+    """Read pairs of texts from a table: CSV, TSV, JSONL or Parquet; such as STS-B's files.
+
+    Bad rows are left out, and a warning names them.
+    """
     table = Table.open(path, columns, (FIRST, SECOND))
     names = table.choose(columns, (FIRST, SECOND))
-    pairs = []
+    pairs, bad = [], []
     for row in table.rows():
         (a, problem_a), (b, problem_b) = (row.text(name) for name in names)
-        if not (problem_a or problem_b):
+        if problem := problem_a or problem_b:
+            bad.append((row.number, problem))
+        else:
             pairs.append((a, b))
+    warn_of_bad_rows(path, bad)
     if not pairs:
         raise ValueError(f"{os.fspath(path)!r} holds no pair of texts")
     return pairs
