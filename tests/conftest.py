@@ -267,3 +267,26 @@ def explain_in_every_mode(explainer: Any, pair: tuple[str, str]) -> dict[str, An
         a, b = (method.decompose(*path, explainer.settings, mode=mode)[0] for path in paths)
         results[mode] = explainer.pair(a, b)
     return results | {"pairwise": explainer.explain(*pair)}
+
+
+def count_batches(explainer: Any) -> None:
+    """Check that embedding many texts can be stopped after each batch, and gives what ``encode`` gives."""
+    from whymatch import progress
+
+    texts = [" ".join(["coffee"] * (i % 7 + 1)) for i in range(70)]
+    reports: list[str] = []
+    with progress.watching(lambda _, doing: reports.append(doing)):
+        vectors = explainer.embed(texts)
+    assert reports == ["embedding"] * 3
+    for text, vector in zip(texts[:8], vectors, strict=False):
+        (alone,) = explainer.embed([text])
+        assert alone == pytest.approx(vector, abs=1e-5)
+
+    def stop(_: float, doing: str) -> None:
+        reports.append(doing)
+        if len(reports) == 5:
+            raise KeyboardInterrupt
+
+    with progress.watching(stop), pytest.raises(KeyboardInterrupt):
+        explainer.rank("bad coffee", texts)
+    assert reports[3:] == ["embedding"] * 2

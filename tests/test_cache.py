@@ -58,3 +58,16 @@ def test_what_is_damaged_is_decomposed_again(make, tmp_path):
     assert again.get(TEXTS[0]) is None
     again.keep(list(again.decompose(TEXTS[:1]).values()))
     assert make().get(TEXTS[0]).text == TEXTS[0]
+
+
+def test_what_a_service_gave_before_its_model_changed_is_deleted(make):
+    def service(texts):
+        return [[len(text), text.count("o") + shift, 1.0] for text in texts]
+
+    shift = 0
+    explainer = Explainer(service)
+    cache = make(explainer=explainer)
+    cache.keep(list(cache.decompose(TEXTS[:1]).values()))
+    assert make(explainer=Explainer(service)).get(TEXTS[0]) is not None
+    shift = 30
+    assert make(explainer=Explainer(service)).get(TEXTS[0]) is None

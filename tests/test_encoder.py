@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from conftest import count_batches
 from whymatch import Explainer
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
@@ -93,3 +94,7 @@ def test_the_models_own_prompt_is_part_of_the_text_it_reads(load):
     low, high = why.offsets_a[why.tokens_a.index("coffee")]
     assert PAIR[0][low:high] == "coffee"
     assert why.words().matrix.sum() == pytest.approx(why.matrix.sum())
+
+
+def test_embedding_many_texts_can_be_stopped(load):
+    count_batches(Explainer(load()))

@@ -102,8 +102,14 @@ def test_a_model_of_an_unknown_kind_is_refused(folders, tmp_path):
     shutil.copytree(folders("bert"), tmp_path / "model")
     config = tmp_path / "model/config_sentence_transformers.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "HyperEncoder"}))
-    with pytest.raises(ValueError, match="says that it is a HyperEncoder, which is not known here"):
+    with pytest.raises(ValueError, match="says that it is a 'HyperEncoder', which is not known here"):
         Explainer(tmp_path / "model")
+
+
+@pytest.mark.parametrize("content", [{"architectures": 5}, {"architectures": "BertModel"}, [1], None, "x"])
+def test_a_strange_configuration_says_nothing_of_a_kind(tmp_path, content):
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert loading.check_kind(tmp_path) == "SentenceTransformer"
 
 
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, '["not a module"]'])

@@ -10,6 +10,7 @@ import pytest
 import torch
 import zoo
 
+from conftest import count_batches
 from whymatch import Explainer
 
 PAIR = ("Is the coffee good?", "This is bad coffee, and nobody drank it.")
@@ -160,3 +161,7 @@ def test_what_cannot_be_done_is_said(backbone, tmp_path):
     a, b = Explainer(colbert(backbone), layer=-1).decompose(["coffee", "bread"], task="query")
     with pytest.raises(ValueError, match="no token of 'bread' takes part in the score"):
         Explainer.pair(a, replace(b, vectors=np.zeros_like(b.vectors)))
+
+
+def test_embedding_many_texts_can_be_stopped(backbone):
+    count_batches(Explainer(colbert(backbone)))

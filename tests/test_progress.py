@@ -81,8 +81,10 @@ def test_a_bar_appears_with_its_first_update_on_standard_error(capsys):
 
 
 def test_track_shows_what_is_done(capsys):
-    assert list(progress.track("abc", "letters", 3)) == ["a", "b", "c"]
-    assert "3/3" in capsys.readouterr().err
+    assert list(progress.track("abc", "letters[/x]", 3)) == ["a", "b", "c"]  # brackets are no markup
+    err = capsys.readouterr().err
+    assert "letters[/x]" in err
+    assert "3/3" in err
 
 
 def test_rich_is_imported_only_for_a_bar():

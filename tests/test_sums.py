@@ -7,6 +7,7 @@ import pytest
 import torch
 import zoo
 
+from conftest import count_batches
 from whymatch import Explainer
 from whymatch.corpus import Index
 from whymatch.kinds import FallbackWarning
@@ -253,3 +254,7 @@ def test_sparse_models_index(masked, tmp_path):
     assert [hit.text for hit in hits] == [hit.text for hit in explainer.rank("bad coffee", list(PAIR))]
     with pytest.raises(ValueError, match=r"samples=10 has no meaning here.*the sum over tokens that it is"):
         Explainer(model, samples=10)
+
+
+def test_embedding_many_texts_can_be_stopped(masked):
+    count_batches(Explainer(splade(masked)))

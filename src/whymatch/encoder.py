@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from whymatch import progress
 from whymatch.cut import Cut, EncoderError, Tokenizers, Tower, copy_tree, first_state, has_own_forward, model_code
 from whymatch.derivatives import NAME, knows_attention, register
 from whymatch.identity import identity
@@ -29,6 +30,7 @@ from whymatch.words import quote
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+BATCH = 32  # what encode takes together
 BLOCKLESS = ("BoW", "StaticEmbedding", "WordEmbeddings")  # modules that read texts without a transformer
 
 # The text that a model is run on once, to see which of its parts run, and a longer one for those that halve texts.
@@ -174,7 +176,7 @@ class Encoder:
         twin = copy_tree(self.model, Tensor.detach, tokenizers=self._tokenizers).eval()
         opened = [value if isinstance(value, str) else open_picture(value)[0] for value in values]
         with model_code(self.name, "it embeds texts to rank them", "Texts may be too long for it"):
-            return encode(twin, opened, options)
+            return np.asarray(in_batches(opened, lambda batch: encode(twin, batch, options)))
 
     def tower(self, given: Input) -> Tower:
         """Find the part of the model that runs for this input, and where it can be cut."""
@@ -335,6 +337,20 @@ def _tasks(module: Any) -> set[str]:
     """Return the tasks between which a Router chooses."""
     routes = getattr(module, "sub_modules", None)
     return {*(routes or ()), *(task for task, _ in getattr(module, "route_mappings", None) or ())}
+
+
+def in_batches(values: Sequence[Any], embed: Callable[[list[Any]], Any]) -> list[Any]:
+    """Embed inputs in the batches that ``encode`` itself makes, longest first.
+
+    Between two of them, whoever watches the progress may stop the work.
+    """
+    order = sorted(range(len(values)), key=lambda i: -len(values[i]) if isinstance(values[i], str) else 0)
+    vectors: dict[int, Any] = {}
+    for low in range(0, len(order), BATCH):
+        progress.report(0.0, "embedding")
+        batch = order[low : low + BATCH]
+        vectors.update(zip(batch, embed([values[i] for i in batch]), strict=True))
+    return [vectors[i] for i in range(len(values))]
 
 
 def encode(twin: Any, values: Sequence[Value], options: EncodeOptions, **more: Any) -> NDArray[np.floating]:

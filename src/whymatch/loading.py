@@ -199,7 +199,7 @@ def check_kind(model: Any, *, local: bool = True) -> str:
         raise WrongKindError(f"{name!r} is a {kind}, which cannot be explained: it {OTHER_KINDS[kind]}")
     if kind not in EXPLAINED:
         known = ", ".join(EXPLAINED)
-        raise WrongKindError(f"{name!r} says that it is a {kind}, which is not known here; give one of {known}")
+        raise WrongKindError(f"{name!r} says that it is a {quote(kind)}, which is not known here; give one of {known}")
     return kind
 
 
@@ -219,7 +219,7 @@ def _kind(name: str, modules: list[dict[str, Any]], local: bool) -> str:
     if not modules:
         config = _read_json(name, "config.json", local)
         architectures = config.get("architectures") if isinstance(config, dict) else None
-        for architecture in architectures or ():
+        for architecture in architectures if isinstance(architectures, list) else ():
             if str(architecture).endswith("ForSequenceClassification"):
                 return "CrossEncoder"
             if architecture == "HF_ColBERT":

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whymatch.cut import copy_tree, model_code
-from whymatch.encoder import Encoder
+from whymatch.encoder import Encoder, in_batches
 from whymatch.inputs import EncodeOptions, Input, TokenSource, Value, read_expanded
 from whymatch.words import check_text, quote
 
@@ -88,5 +88,7 @@ class MultiVectorEncoder(Encoder):
         prompt = options.resolve_prompt(twin)
         texts = [check_text(value) for value in values]
         with model_code(self.name, "it embeds texts to rank them", "Texts may be too long for it"):
-            vectors = twin.encode(texts, prompt=prompt, show_progress_bar=False, **options.kwargs)
+            vectors = in_batches(
+                texts, lambda batch: twin.encode(batch, prompt=prompt, show_progress_bar=False, **options.kwargs)
+            )
         return [np.asarray(torch.as_tensor(each).float().cpu()) for each in vectors]

@@ -224,5 +224,6 @@ def _display(whole: bool = False) -> Progress:
             return Text(f"{speed:.1f}/s" if speed else "", style="progress.data.speed")
 
     how_far = (TaskProgressColumn(),) if whole else (MofNCompleteColumn(), Speed())
-    columns = (TextColumn("{task.description}"), BarColumn(), *how_far, TimeRemainingColumn(elapsed_when_finished=True))
+    doing = TextColumn("{task.description}", markup=False)  # a model's name may have brackets
+    columns = (doing, BarColumn(), *how_far, TimeRemainingColumn(elapsed_when_finished=True))
     return Progress(*columns, console=Console(stderr=True), transient=whole)

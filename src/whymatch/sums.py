@@ -21,7 +21,7 @@ from torch import Tensor
 from whymatch import progress
 from whymatch.cut import Tokenizers, copy_tree, model_code
 from whymatch.decomposition import Decomposition
-from whymatch.encoder import is_asymmetric, is_routed
+from whymatch.encoder import in_batches, is_asymmetric, is_routed
 from whymatch.identity import identity
 from whymatch.inputs import EncodeOptions, Input, Request, Value, batched, describe, label_tokens, read_texts, reader_of
 from whymatch.jacobian import LOCK
@@ -55,7 +55,7 @@ class TokenSum:
         """Embed texts with the model's own ``encode``."""
         texts = [check_text(value) for value in values]
         with LOCK, model_code(self.name, f"it embeds {len(texts)} texts, the first of them {quote(texts[0])}"):
-            return np.asarray(self._encode(texts, options))
+            return np.asarray(in_batches(texts, lambda batch: self._encode(batch, options)))
 
     def _encode(self, texts: list[str], options: EncodeOptions) -> Any:
         raise NotImplementedError

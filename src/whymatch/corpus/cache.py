@@ -11,13 +11,14 @@ from whymatch.corpus.tables import hash_text
 from whymatch.decomposition import Decomposition
 from whymatch.explainer import Explainer
 from whymatch.inputs import EncodeOptions
+from whymatch.ranking import differ
 
 
 class Cache:
     """Decomposes texts, and keeps those that will be needed again.
 
     What an interrupted job left in the folder is used if the same model made it with the same settings, and deleted
-    otherwise.
+    otherwise. A service's model is the same if it gives a stored text the same vector.
 
     Args:
         explainer: decomposes the texts.
@@ -47,9 +48,17 @@ class Cache:
         explainer = self._explainer
         self._store = Store.reuse(self._folder, explainer.settings, self._identity, explainer.dimensions, self._reading)
         try:
+            if len(self._store) and explainer.settings.path == "shapley":
+                self._check_vector(self._store[0])
             self._places = {hash_text(text): i for i, text in enumerate(self._store.texts())}
         except ValueError:
             self._clear()
+
+    def _check_vector(self, stored: Decomposition) -> None:
+        """Raise an error if a black box, of which only the name is known, gives a text another vector than it did."""
+        (own,) = self._explainer.embed([stored.text], task=self._reading.task, prompt=self._reading.prompt)
+        if reason := differ(stored.embedding, own):
+            raise ValueError(reason)
 
     def _clear(self) -> None:
         """Start with an empty store: what was there is damaged, and can be decomposed again."""
