@@ -553,6 +553,18 @@ def test_documents_are_uploaded(browser, address, tmp_path, name, content, docum
 def test_a_broken_file_is_named(browser, address, tmp_path):
     ready(browser, address)
     choose(browser, "rank")
+    stray = tmp_path / "stray.csv"
+    stray.write_text('id,text\n1,"open\n2,bad coffee\n3,"open again\n4,good tea\n5,\n6,a,b\n')
+    find(browser, "#open").send_keys(str(stray))
+    until(browser, lambda: "2 documents from stray.csv. Left out" in find(browser, "#status").text)
+    assert "stray.csv: lines 2, 4, 6, 7" in find(browser, "#status").text
+    assert [json.loads(line)["text"] for line in find(browser, "#b").get_property("value").splitlines()] == [
+        "bad coffee",
+        "good tea",
+    ]
+    (tmp_path / "plain.csv").write_text("bad coffee\ngood tea\n")  # without a name of the column
+    find(browser, "#open").send_keys(str(tmp_path / "plain.csv"))
+    until(browser, lambda: find(browser, "#status").text == "2 documents from plain.csv.")
     path = tmp_path / "faq.jsonl"
     path.write_text('{"text": "bad coffee"}\n{"text": \n')
     find(browser, "#open").send_keys(str(path))

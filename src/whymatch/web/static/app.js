@@ -104,25 +104,48 @@
       try { return documentOf(JSON.parse(line)); } catch { return line; }
     });
   }
+  const TEXTS = ["text", "document", "sentence", "content", "body", "passage"]; // usual names of the column
   function documentOf(row) {
     if (typeof row === "string") return row;
     const keys = Object.keys(row ?? {}), find = (...names) => keys.find(key => names.includes(key.toLowerCase()));
-    const text = find("text", "content", "body", "document", "passage") ?? keys.at(-1), id = find("id", "_id"), title = find("title", "name");
+    const text = find(...TEXTS) ?? keys.at(-1), id = find("id", "_id"), title = find("title", "name");
     const string = key => key === undefined || row[key] === null || row[key] === "" ? null : String(row[key]);
     const others = keys.filter(key => ![text, id, title, "metadata"].includes(key));
-    return { text: string(text) ?? "", id: string(id), title: string(title), metadata: { ...(row.metadata ?? {}), ...Object.fromEntries(others.map(key => [key, row[key]])) } };
+    return { text: string(text) ?? "", id: string(id), title: string(title), metadata: { ...(row?.metadata ?? {}), ...Object.fromEntries(others.map(key => [key, row[key]])) } };
   }
-  // The rows of a CSV or TSV file, with quoted cells.
-  function rowsOf(text, separator) {
-    const rows = [[]];
-    const cell = new RegExp(`(?:"((?:[^"]|"")*)"|([^"${separator}\\r\\n][^${separator}\\r\\n]*|))(${separator}|\\r?\\n|$)`, "y");
-    while (cell.lastIndex < text.length) {
-      const found = cell.exec(text);
-      if (!found) throw new Error(`line ${rows.length} is not ${separator === "," ? "CSV" : "TSV"}: a quotation mark is open`);
-      rows.at(-1).push(found[1] === undefined ? found[2] : found[1].replaceAll('""', '"'));
-      if (found[3] !== separator) rows.push([]);
+  // The cells of the row that begins with a line, and the number of the line after it; null where quotation marks are malformed.
+  function cellsOf(lines, number) {
+    const cells = [];
+    let line = lines[number], next = number + 1, at = 0;
+    for (;;) {
+      let cell = "";
+      if (line[at] === '"') {
+        for (let closed = !(at += 1); !closed;) {
+          const mark = line.indexOf('"', at);
+          if (mark < 0 && next === lines.length) return null;
+          if (mark < 0) [cell, line, next, at] = [`${cell}${line.slice(at)}\n`, lines[next], next + 1, 0];
+          else [closed, cell, at] = line[mark + 1] === '"' ? [false, cell + line.slice(at, mark + 1), mark + 2] : [true, cell + line.slice(at, mark), mark + 1];
+        }
+        if (at < line.length && line[at] !== ",") return null;
+      } else {
+        const end = line.indexOf(",", at);
+        [cell, at] = end < 0 ? [line.slice(at), line.length] : [line.slice(at, end), end];
+      }
+      cells.push(cell);
+      if (at >= line.length) return { cells, next };
+      at += 1;
     }
-    return rows.filter(row => row.some(each => each.trim()));
+  }
+  // The rows of a CSV or TSV file, and the numbers of lines that are not part of one. What is wrong with a line costs no other.
+  function rowsOf(text, tabs) {
+    const lines = text.split(/\r\n|\r|\n/), rows = [], bad = [];
+    for (let number = 0; number < lines.length;) {
+      const row = tabs ? { cells: lines[number].split("\t").map(cell => /^"(?:[^"]|"")*"$/.test(cell) ? cell.slice(1, -1).replaceAll('""', '"') : cell), next: number + 1 } : cellsOf(lines, number);
+      const width = rows[0]?.cells.length ?? row?.cells.length, good = row && row.cells.length >= width && row.cells.slice(width).every(cell => !cell);
+      if (lines[number].trim()) good ? rows.push({ cells: row.cells.slice(0, width), line: number + 1 }) : bad.push(number + 1);
+      number = good && lines[number].trim() ? row.next : number + 1;
+    }
+    return { rows, bad };
   }
   // A document as one line of the field; line breaks inside of it need JSON.
   function lineOf(document) {
@@ -130,16 +153,23 @@
     const bare = !id && !title && !Object.keys(metadata).length && !/[\n\r]/.test(text) && !text.trimStart().startsWith("{");
     return bare ? text : JSON.stringify({ ...(id ? { id } : {}), ...(title ? { title } : {}), text, ...(Object.keys(metadata).length ? { metadata } : {}) });
   }
-  async function readDocuments(file, alone) {
+  async function readDocuments(file, alone, leftOut) {
     const text = (await file.text()).replace(/^\ufeff/, ""), ending = file.name.split(".").pop().toLowerCase();
     if (ending === "csv" || ending === "tsv") {
-      const [head = [], ...rows] = rowsOf(text, ending === "csv" ? "," : "\t");
-      return rows.map(row => documentOf(Object.fromEntries(head.map((name, i) => [name, row[i] ?? ""]))));
+      const { rows, bad } = rowsOf(text, ending === "tsv"), names = rows[0]?.cells.map(name => name.trim()) ?? [];
+      // A single column without a usual name begins with a document.
+      const headed = names.length > 1 || TEXTS.includes(names[0]?.toLowerCase());
+      const documents = rows.slice(headed ? 1 : 0).map(({ cells, line }) => ({ line, ...documentOf(headed ? Object.fromEntries(names.map((name, i) => [name, cells[i]])) : { text: cells[0] }) }));
+      bad.push(...documents.filter(each => !each.text.trim()).map(each => each.line));
+      if (bad.length) leftOut.push(`${file.name}: ${bad.length === 1 ? "line" : "lines"} ${bad.sort((a, b) => a - b).slice(0, 5).join(", ")}${bad.length > 5 ? ` and ${bad.length - 5} more` : ""}`);
+      return documents.filter(each => each.text.trim()).map(({ line: _, ...document }) => document);
     }
     if (["jsonl", "ndjson", "json"].includes(ending)) {
-      const read = (line, i) => { try { return documentOf(JSON.parse(line)); } catch { throw new Error(`line ${i + 1} is not JSON: ${line.slice(0, 60)}`); } };
-      if (ending === "json") { const whole = JSON.parse(text); return (Array.isArray(whole) ? whole : [whole]).map(documentOf); }
-      return text.split("\n").filter(line => line.trim()).map(read);
+      const parse = (line, i) => { try { return JSON.parse(line); } catch { throw new Error(`line ${i + 1} is not JSON: ${line.slice(0, 60)}`); } };
+      const rows = ending === "json" ? [JSON.parse(text)].flat() : text.split("\n").filter(line => line.trim()).map(parse);
+      const documents = rows.map(documentOf), empty = documents.findIndex(each => !(each.text ?? each).trim());
+      if (empty >= 0) throw new Error(`document ${empty + 1} has no text: ${JSON.stringify(rows[empty]).slice(0, 60)}`);
+      return documents;
     }
     return alone ? text.split("\n").filter(line => line.trim()).map(line => line.trim()) : [{ text: text.trim(), title: file.name }];
   }
@@ -148,10 +178,10 @@
     try {
       if (mode() !== "rank") $("b").value = (await files[0].text()).trim();
       else {
-        const documents = (await Promise.all(files.map(file => readDocuments(file, files.length === 1).catch(error => { throw new Error(`${file.name}: ${error.message}`); })))).flat();
+        const leftOut = [], documents = (await Promise.all(files.map(file => readDocuments(file, files.length === 1, leftOut).catch(error => { throw new Error(`${file.name}: ${error.message}`); })))).flat();
         if (!documents.length) throw new Error(`${files.map(file => file.name).join(", ")}: there are no documents in it`);
         $("b").value = documents.map(lineOf).join("\n");
-        $("status").textContent = `${documents.length} documents from ${files.map(file => file.name).join(", ")}.`;
+        $("status").textContent = `${documents.length} documents from ${files.map(file => file.name).join(", ")}.${leftOut.length ? ` Left out, since they cannot be read or have no text: ${leftOut.join("; ")}.` : ""}`;
       }
       followTexts();
       markStale();
