@@ -356,3 +356,19 @@ def test_a_batch_of_pairs(tmp_path):
     rows = read_rows(tmp_path / "out")
     assert len(rows) == 6
     assert max(row["error"] for row in rows) < 1e-5
+
+
+def test_a_batch_is_not_resumed_with_what_another_model_gives(tmp_path):
+    from conftest import write_pairs
+    from whymatch.corpus import run_batch
+
+    def service(texts):
+        return encode(texts) + shift
+
+    shift = 0.0
+    pairs, out = write_pairs(tmp_path / "pairs.jsonl", 4), tmp_path / "out"
+    assert run_batch(pairs, out, Explainer(service)).done == 4
+    assert run_batch(pairs, out, Explainer(service), resume=True).done == 4
+    shift = 5.0
+    with pytest.raises(ValueError, match="the rows that are done were explained by another encoder"):
+        run_batch(pairs, out, Explainer(service), resume=True)

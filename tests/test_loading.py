@@ -112,6 +112,14 @@ def test_a_strange_configuration_says_nothing_of_a_kind(tmp_path, content):
     assert loading.check_kind(tmp_path) == "SentenceTransformer"
 
 
+@pytest.mark.parametrize("file", ["config.json", "sentence_bert_config.json", "1_Pooling/config.json"])
+def test_a_file_that_is_nested_too_deeply_is_no_recursion(folders, tmp_path, file):
+    shutil.copytree(folders("bert"), tmp_path / "model")
+    (tmp_path / "model" / file).write_text("[" * 100_000)
+    with pytest.raises((ValueError, OSError), match="model"):
+        Explainer(tmp_path / "model")
+
+
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, '["not a module"]'])
 def test_a_damaged_list_of_modules_is_named(folders, tmp_path, content):
     shutil.copytree(folders("bert"), tmp_path / "model")

@@ -385,6 +385,17 @@ def test_data_is_read_and_split(tmp_path):
     }
     (tmp_path / "squad.json").write_text(json.dumps(squad))
     assert read_questions(tmp_path / "squad.json") == [Question("b?", "A. B.", 3)]
+    for old, new in (
+        ('"b?"', '" "'),
+        ('"b?"', "5"),
+        ("3}", "5}"),
+        ("3}", "-1}"),
+        ("3}", "1e400}"),
+        ('"A. B."', "null"),
+    ):
+        (tmp_path / "squad.json").write_text(json.dumps(squad).replace(old, new))
+        with pytest.raises(ValueError, match="is not in the format of SQuAD"):
+            read_questions(tmp_path / "squad.json")
     (tmp_path / "stsb-dev.csv").write_text("a dog,the dog,5.0\na man,bread,0.0\n")
     assert read_pairs(tmp_path / "stsb-dev.csv") == [("a dog", "the dog"), ("a man", "bread")]
     (tmp_path / "stray.csv").write_text('a dog,"the dog\na man,bread\na cup,\n')

@@ -166,12 +166,23 @@ def _quiet() -> Iterator[None]:
         logging.enable_progress_bar()
 
 
+@contextmanager
+def _shallow(path: str) -> Iterator[None]:
+    """Say that a file of a model is nested too deeply, whichever library reads it."""
+    try:
+        yield
+    except RecursionError:
+        raise ValueError(
+            f"the model {path!r} cannot be loaded: the values in one of its files are nested too deeply"
+        ) from None
+
+
 def _load(path: str, device: str | None, *, local: bool, trusted: bool) -> Any:
     import sentence_transformers
     from sentence_transformers import SentenceTransformer
 
     kind = check_kind(path, local=local)
-    with _LOADING, _quiet():
+    with _LOADING, _quiet(), _shallow(path):
         if kind != "SentenceTransformer":
             loaded = getattr(sentence_transformers, kind)
             return loaded(path, device=device, local_files_only=local, trust_remote_code=trusted)

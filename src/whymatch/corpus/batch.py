@@ -20,13 +20,15 @@ from whymatch.corpus.ray import Ray, RayEngine
 from whymatch.corpus.record import TEXTS, Job, Record, Results, job_folder
 from whymatch.corpus.tables import FIRST, SECOND, Table, warn_of_long_rows
 from whymatch.files import lock_folder, make_folder
-from whymatch.readings import PLAIN, Both, describe_readings
+from whymatch.ranking import lengths_of
+from whymatch.readings import PLAIN, Both, Readings, describe_readings
 from whymatch.settings import check_top
 
 WINDOW = 128  # rows that are explained together, at most
 PART_ROWS = 4096
 PART_SECONDS = 30.0  # the work that a kill can cost
 PART_BYTES = 64 * 2**20  # of results that are held in memory
+SAME = 1e-3  # how far a score may be from what a black box gave the pair before
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def run_batch(
         record = Record.open(job, out, folder, resume)
         scan = table.scan(names)
         record.start(scan.sha256)
+        _check_encoder(record, explainer, readings)
         warn_of_long_rows(table.path, scan.long_rows)
         if missing := list(record.missing(len(scan))):
             work = Task(words, top, window, _find_repeated(scan.hashes), readings)
@@ -100,6 +103,23 @@ def run_batch(
                     watch(Progress(len(scan), done, bad))
         record.finish()
     return Progress(len(scan), record.done, record.bad)
+
+
+def _check_encoder(record: Record, explainer: Explainer, readings: Readings) -> None:
+    """Raise an error if a black box, of which only the name is known, is not what scored the rows that are done."""
+    row = record.first_row() if explainer.settings.path == "shapley" else None
+    if row is None:
+        return
+    options = [{"task": reading.task, "prompt": reading.prompt} for reading in readings]
+    a, b = (explainer.embed([row[f"text_{side}"]], **options[i])[0] for i, side in enumerate("ab"))
+    score = float(a @ b) / (
+        1.0 if explainer.settings.similarity == "dot" else float(np.prod(lengths_of(np.stack([a, b]))))
+    )
+    if abs(score - row["score"]) > SAME * max(1.0, abs(score)):
+        raise ValueError(
+            f"the rows that are done were explained by another encoder: {explainer.settings.model!r} gives row "
+            f"{row['row']} the score {score:.4f}, and it is stored with {row['score']:.4f}. Name another folder"
+        )
 
 
 def _write_parts(results: Iterator[Results], record: Record, first: int) -> Iterator[tuple[int, int]]:

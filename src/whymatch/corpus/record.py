@@ -43,6 +43,7 @@ ROWS = pa.schema(
         "matrix": pa.list_(pa.list_(pa.float32())),
     }
 )
+SCORED = ("row", "text_a", "text_b", "score")
 ROWS_BEFORE = ROWS.remove(ROWS.get_field_index("entry_error"))  # of version 1
 BAD_ROWS = pa.schema({"row": pa.int64(), "reason": pa.string(), "content": pa.string()})
 
@@ -221,6 +222,14 @@ class Record:
     @property
     def bad(self) -> int:
         return sum(part.bad for part in self.parts)
+
+    def first_row(self) -> dict[str, Any] | None:
+        """Read the first row that was explained, or None."""
+        part = next((part for part in self.parts if part.rows > part.bad), None)
+        if part is None:
+            return None
+        rows: list[dict[str, Any]] = pq.read_table(self._out / part.file, columns=list(SCORED)).slice(0, 1).to_pylist()
+        return rows[0]
 
     def missing(self, rows: int) -> Iterator[tuple[int, int]]:
         """Yield the gaps between the parts of a file with ``rows`` rows: the first row of each, and the end."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 from whymatch.corpus.pairs import warn_of_bad_rows
 from whymatch.corpus.tables import FIRST, SECOND, Table, check_encoding
 from whymatch.files import read_json
-from whymatch.words import Span, quote
+from whymatch.words import Span, check_text, quote
 
 T = TypeVar("T")
 SPLITS = ("dev", "test")
@@ -184,10 +184,16 @@ class Question:
 
 def read_questions(path: str | os.PathLike[str]) -> list[Question]:
     """Read questions in the format of SQuAD; those without an answer are left out."""
+
+    def read(question: str, context: str, place: int) -> Question:
+        if not check_text(question).strip() or not 0 <= place < len(check_text(context)):
+            raise ValueError(f"the question {quote(question)} has no words, or its answer is not in {quote(context)}")
+        return Question(question, context, place)
+
     try:
         content = read_json(path)
         questions = [
-            Question(each["question"], paragraph["context"], int(each["answers"][0]["answer_start"]))
+            read(each["question"], paragraph["context"], int(each["answers"][0]["answer_start"]))
             for article in content["data"]
             for paragraph in article["paragraphs"]
             for each in paragraph["qas"]
@@ -195,7 +201,7 @@ def read_questions(path: str | os.PathLike[str]) -> list[Question]:
         ]
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {os.fspath(path)!r}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(
             f"{os.fspath(path)!r} is not in the format of SQuAD: {type(error).__name__}: {error}"
         ) from None

@@ -205,7 +205,7 @@ class Result:
         try:
             return cls.from_dict(read_sealed_json(path))
         except ValueError as error:
-            raise ValueError(f"{str(path)!r} cannot be read: {error}; remove it, and it is made again") from None
+            raise ValueError(f"{str(path)!r} cannot be read: {error}; remove it, and evaluate again") from None
 
 
 def _estimate(data: Mapping[str, Any]) -> Estimate:
