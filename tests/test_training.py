@@ -388,9 +388,16 @@ def test_folders_that_are_refused(base, splits, tmp_path):
         train(Recipe(base=base, epochs=2), splits, tmp_path / "out", resume=True)
     with pytest.raises(ValueError, match=r"other settings \(the pairs differ\)"):
         train(recipe, Splits(pairs(20), splits.dev, None), tmp_path / "out", resume=True)
-    (tmp_path / "out/training.json").write_text("{")
-    with pytest.raises(ValueError, match="is not a record of training"):
-        train(recipe, splits, tmp_path / "out", resume=True)
+    record = json.loads((tmp_path / "out/training.json").read_text())
+    # The second was changed after it was written.
+    for content in ("{", json.dumps(record | {"seconds": 1})):
+        (tmp_path / "out/training.json").write_text(content)
+        with pytest.raises(ValueError, match="is not a record of training"):
+            train(recipe, splits, tmp_path / "out", resume=True)
+    del record["finished"], record["checksum"]
+    (tmp_path / "out/training.json").write_text(json.dumps(record | {"base_identity": "of another"}))
+    with pytest.raises(ValueError, match="was begun with other weights of"):
+        train(recipe, splits, tmp_path / "out", resume=True, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -438,6 +445,7 @@ def test_a_record_from_before_a_setting_was_there(base, splits, tmp_path):
     recipe = Recipe(base=base, epochs=1)
     train(recipe, splits, tmp_path / "out", device="cpu")
     record = json.loads((tmp_path / "out/training.json").read_text())
+    del record["checksum"], record["base_identity"]
     for name in ("normalized", "centred"):
         del record["recipe"][name]
     (tmp_path / "out/training.json").write_text(json.dumps(record))

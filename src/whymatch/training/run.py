@@ -18,7 +18,7 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from whymatch import __version__, loading
 from whymatch.adjusted import adjust, shift_of
-from whymatch.files import lock_folder, make_folder, read_json, write_json
+from whymatch.files import lock_folder, make_folder, read_json, read_sealed_json, write_json, write_sealed_json
 from whymatch.progress import bar
 from whymatch.training.card import card
 from whymatch.training.data import Splits, check_training_extra
@@ -110,9 +110,14 @@ def train(
     set_seed(recipe.seed)
     # Models are loaded before anything is written, so that a wrong name leaves nothing behind.
     model = _base(recipe, device)
+    identity = loading.identity(model)
+    if record.setdefault("base_identity", identity) != identity:
+        raise ValueError(
+            f"{str(out)!r} was begun with other weights of {recipe.base!r}; give those again, or another folder"
+        )
     labels = splits.train.scores if recipe.teacher is None else _teacher_labels(recipe.teacher, splits, device)
     with lock_folder(make_folder(out / CHECKPOINTS)):
-        write_json(out / RECORD, record, indent=1)
+        write_sealed_json(out / RECORD, record, indent=1)
         _train(model, labels, recipe, splits, out, record, say, progress)
         _finish(model, record, out)
     say(f"written: {out}")
@@ -290,7 +295,7 @@ class _Reporter(TrainerCallback):  # type: ignore[misc]
         # A resumed run repeats an epoch that had ended but had not been saved.
         earlier = [each for each in self._record["epochs"] if each["epoch"] < epoch]
         self._record |= {"epochs": [*earlier, {"epoch": epoch, **scores}], "seconds": self._seconds()}
-        write_json(self._out / RECORD, self._record, indent=1)
+        write_sealed_json(self._out / RECORD, self._record, indent=1)
         self._say(f"epoch {epoch:g}: dev Spearman {scores['cosine']:.2f} by cosine, {scores['dot']:.2f} by dot product")
 
     def on_save(self, args: Any, state: Any, _control: Any, **_kwargs: Any) -> None:
@@ -305,12 +310,14 @@ def _begin(recipe: Recipe, splits: Splits, out: Path, resume: bool) -> dict[str,
         raise NotADirectoryError(f"cannot train into {str(out)!r}: it is a file; name a folder")
     if (out / RECORD).is_file():
         try:
-            earlier = read_json(out / RECORD)
+            earlier = read_sealed_json(out / RECORD)
             # Options that an older whymatch did not know had the values that are now their defaults.
             earlier["recipe"] = asdict(Recipe()) | earlier["recipe"]
             before = {key: earlier[key] for key in now}
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{str(out / RECORD)!r} is not a record of training; give another folder") from None
+            raise ValueError(
+                f"{str(out / RECORD)!r} is not a record of training, or damaged; give another folder"
+            ) from None
         if not resume:
             state = "a trained model" if earlier.get("finished") else "a run that can be resumed with --resume"
             raise FileExistsError(f"{str(out)!r} holds {state}; give another folder")
@@ -373,5 +380,5 @@ def _finish(model: Any, record: dict[str, Any], out: Path) -> None:
             shutil.rmtree(target)
         part.replace(target)
     whole.rmdir()
-    write_json(out / RECORD, record, indent=1)
+    write_sealed_json(out / RECORD, record, indent=1)
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
