@@ -73,9 +73,10 @@ torture: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --tb=short --results torture/results.json torture; \
 		code=$$?; $(BIN)/python torture/report.py; exit $$code
 
+# Modules are compiled when they are first imported: most of what is installed never is.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev,docs]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[all,dev,docs]'
 	touch $@
 
 clean:
