@@ -150,7 +150,7 @@ def test_words_and_the_threshold(browser, tmp_path):
     slider.send_keys(Keys.END)
     assert len(every(browser, "td.wm-faint")) == 3
     legend = find(browser, ".wm-legend").text
-    for meaning in ("raises it", "what a word adds", "link: this pair raises the score", "layer 1: "):
+    for meaning in ("raises it", "tint: what a word adds", "link: one pair", "lowers it; thicker is more", "layer 1: "):
         assert meaning in legend
 
 
@@ -406,7 +406,10 @@ def test_the_first_screen_has_a_name_an_answer_and_a_legend(browser, address):
     ready(browser, address)
     assert find(browser, "h1").text == "whymatch"
     assert "exact sum over pairs of words" in find(browser, "header p").text
-    assert find(browser, ".wm-score").rect["y"] < 700, "without scrolling"
+    assert find(browser, ".wm-score").rect["y"] < 400, "without scrolling"
+    texts, strongest = find(browser, ".wm-texts").rect, find(browser, ".wm-summary").rect
+    assert strongest["x"] > texts["x"] + 200, "the texts have what is strongest in them beside them"
+    assert strongest["y"] + strongest["height"] < 800
     assert "#" not in browser.current_url, "the example is not a state"
     assert not find(browser, "#history").is_displayed()
     shot(browser, "explorer-first")
@@ -643,6 +646,23 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser, address):
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 380
         assert not every(browser, ".wm-links path")
         shot(browser, "explorer-narrow")
+
+
+def test_a_small_screen_begins_with_an_answer(browser, address):
+    with narrow(browser):
+        ready(browser, address)
+        until(browser, lambda: every(browser, ".wm-links path"))
+        second = every(browser, ".wm-text")[1].rect
+        assert second["y"] + second["height"] < 800, "both texts and their links without scrolling"
+        panel = find(browser, ".panel").rect
+        for part in every(browser, ".wm-legend span, .wm-controls label, .wm-save button"):
+            assert part.rect["x"] + part.rect["width"] < panel["x"] + panel["width"], part.text
+        settings = find(browser, "#settings summary")
+        assert settings.text.endswith("layer 2 of 3 ★ recommended")
+        assert not find(browser, "#layer").is_displayed()
+        settings.click()
+        assert find(browser, "#layer").is_displayed()
+        shot(browser, "explorer-narrow-first")
 
 
 def test_a_hostile_text_is_text_in_the_explorer_too(browser, address):

@@ -335,7 +335,7 @@ def test_rank_prints_hits_and_what_answered(whymatch, tmp_path):
     assert err == ""
     assert "best 2 of 3 for: bad coffee" in out
     assert "1. " in out
-    assert "←" in out
+    assert ", of it " in out
     assert html.read_text().startswith("<!doctype html>")
     assert '"whymatch.ranking"' in json_file.read_text()
 

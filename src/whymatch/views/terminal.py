@@ -79,7 +79,7 @@ def ranking(ranking: Ranking) -> RenderableType:
     ]
     for hit, highlights in zip(ranking, every, strict=True):
         reasons = (
-            f"{printable(a.word)} ← {printable(a.query_word)} {a.value:+.3f} (in all {a.total:+.3f})"
+            f"{printable(a.word)} {a.total:+.3f}, of it {a.value:+.3f} with “{printable(a.query_word)}”"
             for a in hit.answers(4)
         )
         name = "  ".join(printable(each) for each in (hit.title, hit.id) if each)
@@ -87,7 +87,7 @@ def ranking(ranking: Ranking) -> RenderableType:
             Text(),
             Text(f"{hit.rank}. {hit.score:.4f}  {name}".rstrip(), style="bold"),
             _passage(highlights, hit.highlights("sentences"), largest),
-            Text(", ".join(reasons), style="dim"),
+            Text("; ".join(reasons), style="dim"),
         ]
     return Group(*parts)
 

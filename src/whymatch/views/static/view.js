@@ -37,8 +37,8 @@ const wm = (() => {
   function legend(scale, what, { links = false, layer = "" } = {}) {
     const sample = (value, dash) => createSvg("svg", { class: "wm-sample", viewBox: "0 0 38 12", "aria-hidden": "true" },
       createSvg("path", { d: "M1 2C14 2 24 10 37 10", "stroke-width": 3, "stroke-dasharray": dash, class: value < 0 ? "wm-down" : "wm-up" }));
-    const items = [create("span", {}, create("span", { class: "wm-key" }, `lowers it ${signed(-scale)}`, create("span", { class: "wm-ramp", "aria-hidden": "true" }), `${signed(scale)} raises it`), what)];
-    if (links) items.push(create("span", { class: "wm-link-key" }, sample(1, "none"), "link: this pair raises the score", sample(-1, "5 4"), "lowers it; thicker is more"));
+    const items = [create("span", {}, `tint: ${what}`, create("span", { class: "wm-key" }, `lowers it ${signed(-scale)}`, create("span", { class: "wm-ramp", "aria-hidden": "true" }), `${signed(scale)} raises it`))];
+    if (links) items.push(create("span", { class: "wm-link-key" }, "link: one pair", create("span", { class: "wm-key" }, sample(1, "none"), "raises the score"), create("span", { class: "wm-key" }, sample(-1, "5 4"), "lowers it; thicker is more")));
     if (layer) items.push(create("span", {}, layer));
     return create("div", { class: "wm-legend wm-dim" }, ...items);
   }
@@ -178,8 +178,9 @@ function whymatchHighlights(root, data, { tools = [] } = {}) {
   root.classList.add("wm");
   root.replaceChildren(create("div", { class: "wm-score" }, wm.minus(data.score.toFixed(4))),
     dim(`${data.unit} ${signed(sum(inside.map(span => span.score)), 4)}, what the model adds to the text ${signed(beside, 4)}${data.left_out ? `, ${data.unit} that are not shown ${signed(data.left_out, 4)}` : ""}: they sum to the score, error ${data.error.toExponential(0)}`),
-    legend(scale, `what one of its ${data.unit} adds`), passage(data.text, data.highlights, scale, { read: data.read }),
-    create("div", { class: "wm-bars wm-pairs", role: "group", "aria-label": `The strongest ${data.unit}` }, ...strongest.map(span => bar(span.text, span.score, scale, { title: span.text }))),
+    create("div", { class: "wm-stage wm-long" }, create("div", { class: "wm-texts" }, passage(data.text, data.highlights, scale, { read: data.read })),
+      create("div", { class: "wm-summary wm-bars wm-pairs", role: "group", "aria-label": `The strongest ${data.unit}` }, ...strongest.map(span => bar(span.text, span.score, scale, { title: span.text })))),
+    legend(scale, `what one of its ${data.unit} adds`),
     create("div", { class: "wm-controls" }, wm.saving(root, data, () => [["start", "end", "score", "text"], ...data.highlights.map(span => [span.start, span.end, span.score, span.text])], tools)));
 }
 
@@ -227,7 +228,7 @@ function whymatchRanking(root, data, { tools = [] } = {}) {
       create("h2", {}, `${hit.rank}. ${minus(hit.score.toFixed(4))}`, meter, name ? `  ${name}` : ""),
       ...(extra.length ? [dim(extra.join("  ·  "))] : []),
       passage(hit.text, hit.highlights, scale, { read: hit.read, brief: true }),
-      dim(hit.answers.slice(0, 4).map(answer => `${shorten(answer.word)} ← ${shorten(answer.query_word)} ${signed(answer.value)} (in all ${signed(answer.total)})`).join(", ")), details);
+      dim(hit.answers.slice(0, 4).map(answer => `${shorten(answer.word)} ${signed(answer.total)}, of it ${signed(answer.value)} with “${shorten(answer.query_word)}”`).join("; ")), details);
   }), create("div", { class: "wm-controls" }, wm.saving(root, data, () => [["rank", "score", "id", "title", "text"], ...data.hits.map(hit => [hit.rank, hit.score, hit.id, hit.title, hit.text])], tools)));
 
   // Two hits side by side; what each gives the query's words is a row of its own explanation.
@@ -277,9 +278,10 @@ function whymatchView(root, data, { scale = null, tools = [], notify = () => {} 
   root.classList.add("wm");
   root.replaceChildren(...header());
   const controls = create("div", { class: "wm-controls" });
-  const stage = create("div");
+  // The texts with what is strongest in them, side by side where there is room; what the colours mean; and the table.
+  const stage = create("div", { class: "wm-stage" }), key = create("div"), table = create("div");
   const summary = create("div", { class: "wm-summary", "aria-live": "polite" });
-  root.append(controls, stage);
+  root.append(stage, key, controls, table);
   addControls();
   showLevel(firstLevel());
   new ResizeObserver(() => highlight(pinned)).observe(stage);
@@ -360,11 +362,12 @@ function whymatchView(root, data, { scale = null, tools = [], notify = () => {} 
       box.querySelector(".wm-token")?.setAttribute("tabindex", "0");
     });
     texts.append(svg);
-    texts.classList.toggle("wm-long", sides.some((_, s) => parts[s].length > LONG));
+    stage.classList.toggle("wm-long", sides.some((side, s) => parts[s].length > LONG || side.text.length > 6 * LONG));
     const layer = data.settings.path === "none" || data.settings.path === "shapley" ? "" :
       `layer ${data.settings.layer}: ${data.settings.layer === 0 ? "words are what the model reads" : "words are what the model has made of them by there; deeper is faster, and mixes them more"}`;
-    stage.replaceChildren(texts, legend(largestTotal, `what ${name === "words" ? "a word" : "one"} adds with all of the other text`, { links: true, layer }), summary, tableOf());
-    if (data.view.missing) stage.append(missing(data.view.missing[name], name));
+    stage.replaceChildren(texts, summary);
+    key.replaceChildren(legend(largestTotal, `what ${name === "words" ? "a word" : "one"} adds with all of the other text`, { links: true, layer }));
+    table.replaceChildren(tableOf(), ...(data.view.missing ? [missing(data.view.missing[name], name)] : []));
     colourCells();
     notify("level", name);
     notify("pinned", null);
@@ -499,7 +502,7 @@ function whymatchView(root, data, { scale = null, tools = [], notify = () => {} 
   }
 
   function show(heading, pairs) {
-    const rows = pairs.map(([i, j]) => bar(`${shorten(level.tokens[0][i], 18)} – ${shorten(level.tokens[1][j], 18)}`, level.matrix[i][j], largest, { title: `${level.tokens[0][i]} – ${level.tokens[1][j]}` }));
+    const rows = pairs.map(([i, j]) => bar(`${shorten(level.tokens[0][i], 24)} – ${shorten(level.tokens[1][j], 24)}`, level.matrix[i][j], largest, { title: `${level.tokens[0][i]} – ${level.tokens[1][j]}` }));
     while (rows.length < 6) rows.push(create("div", { class: "wm-row", "aria-hidden": "true" }, "\u00a0")); // so that nothing below jumps
     summary.replaceChildren(create("p", { class: "wm-dim" }, heading), create("div", { class: "wm-bars wm-pairs" }, ...rows));
   }
@@ -513,6 +516,7 @@ function whymatchView(root, data, { scale = null, tools = [], notify = () => {} 
     };
     const drawn = sides.every(side => !side.image) && isLine(0) && isLine(1);
     texts.classList.toggle("wm-linked", drawn);
+    key.classList.toggle("wm-unlinked", !drawn);
     const origin = texts.getBoundingClientRect();
     if (!drawn || !origin.width) return;
     svg.setAttribute("viewBox", `0 0 ${origin.width} ${origin.height}`);

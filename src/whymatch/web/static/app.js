@@ -8,7 +8,7 @@
     "paraphrase": { a: "A man is slicing bread in the kitchen.", b: "Someone cuts a loaf of bread at home." },
     "same words, other meaning": { a: "The dog bit the man.", b: "The man bit the dog." },
     "search": { mode: "rank", a: "how do I cancel my ticket?", b: ARTICLES.join("\n") },
-    "why not the other": { mode: "contrast", a: "how do I cancel my ticket?", b: ARTICLES[0], c: ARTICLES[2] },
+    "why not the other": { mode: "contrast", a: "how do I cancel my ticket?", b: ARTICLES[3], c: ARTICLES[2] },
     "a passage": { mode: "highlight", a: "can I bring my dog?", b: "Our cabins stand in the forest, an hour from the city. Each has a stove, two beds and a view of the lake. Pets are welcome in the cabins near the road, if they are kept on a leash; cats and dogs pay nothing. Breakfast is served from eight to ten." },
   };
   // What each mode asks for, and of which place; `list` is explained faster.
@@ -56,6 +56,7 @@
     if (!model()) return;
     const layer = Number($("layer").value), last = model().layers, best = recommended();
     $("layer-shown").textContent = `${layer} of ${last}${layer === 0 ? ", the input" : layer === last ? ", the output" : ""}${layer === best ? " ★ recommended" : ""}`;
+    $("settings").firstElementChild.textContent = `${$("model").selectedOptions[0].text}, layer ${$("layer-shown").textContent}`;
     $("layer-note").replaceChildren();
     if (layer === best) return;
     $("layer-note").append(`For this model and view, layer ${best} is recommended. `,
@@ -274,7 +275,7 @@
       requestAnimationFrame(() => {
         show(view, panel.data, { scale, tools: [["Copy link", "Copy a link that opens this", () => wm.copyText(`${location.origin}/#${panel.saved}`).then(() => "copied")], ["HTML", "Save as a page of its own", () => savePage(name, panel.data)]] });
         const changed = change(panel);
-        if (changed) view.append(changed);
+        if (changed) view.querySelector(".wm-stage").after(changed);
       });
       return section;
     }));
@@ -355,10 +356,12 @@
   for (const [name, example] of Object.entries(examples)) {
     $("examples").append(create("button", { type: "button", onclick: () => { fill(example); run(); } }, name));
   }
+  $("settings").open = !matchMedia("(max-width: 40rem)").matches;
   showHistory();
   fetch("/api/models").then(response => response.json()).then(async served => {
     models = served;
-    $("model").replaceChildren(...models.map(({ name }) => new Option(name, name)));
+    const names = models.map(({ name }) => name);
+    $("model").replaceChildren(...names.map(name => create("option", { value: name, title: name }, shortest(name, names))));
     chooseModel();
     document.body.dataset.ready = "yes";
     if (restore()) return run();
