@@ -105,6 +105,24 @@ def test_only_the_strongest_rows_are_drawn():
     assert max(figure.get_size_inches()) < 8
 
 
+def test_links_of_a_long_text_are_those_of_the_whole():
+    """What is not drawn still counts: in the error of the title, and in the tints of the tokens that are."""
+    why = large_explanation(30, 30)
+    _, axes = why.plot("links", top=5)
+    assert f"error {why.error:.0e}" in axes.get_title()
+    assert "the strongest 5 of 30 rows and 5 of 30 columns" in axes.get_title()
+    assert len(axes.texts) == 10
+    totals = why.matrix.sum(1)
+    rows = np.argsort(-np.abs(why.matrix).sum(1))[:5]
+    largest = max(
+        np.abs(totals[rows]).max(), np.abs(why.matrix.sum(0)[np.argsort(-np.abs(why.matrix).sum(0))[:5]]).max()
+    )
+    tints = {text.get_text(): text.get_bbox_patch().get_facecolor()[:3] for text in axes.texts[:5]}
+    for row in rows:
+        assert tints[f"token{row}"] == pytest.approx(np.array(shade(totals[row], largest)) / 255)
+    assert max(large_explanation(200, 60).plot("links")[0].get_size_inches()) < 30
+
+
 def a_contrast():
     return Contrast.of(explanation(), explanation(matrix=explanation().matrix * 0.4, score=0.3), "good $1", "bad")
 
@@ -143,6 +161,18 @@ def test_a_passage_is_drawn_as_it_is_written(tmp_path):
         assert all(left.x1 <= right.x0 + 1 for left, right in pairwise(boxes))
     assert len(axes.patches) == len(spans) - 2
     assert len(axes.lines) == 2, "what was not read is crossed out"
+
+
+def test_no_line_of_a_passage_begins_with_a_comma():
+    text = ", ".join(["coffee"] * 120) + "."
+    spans = [Highlight(*match.span(), 0.1, match[0]) for match in re.finditer(r"\w+|[,.]", text)]
+    _, axes = Highlights(text, tuple(spans), 24.0, "words", len(text)).plot()
+    lines: dict[float, list] = {}
+    for each in axes.texts:
+        lines.setdefault(each.get_position()[1], []).append(each)
+    assert len(lines) > 5
+    for line in lines.values():
+        assert min(line, key=lambda each: each.get_position()[0]).get_text() == "coffee"
 
 
 def test_a_sweep_has_lines_that_sum_to_the_score_at_every_layer():

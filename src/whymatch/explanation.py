@@ -445,20 +445,22 @@ class Explanation:
         return cls.from_dict(data)
 
     def plot(
-        self, kind: Literal["heatmap", "links"] = "heatmap", ax: Axes | None = None, top: int = 60
+        self, kind: Literal["heatmap", "links"] = "heatmap", ax: Axes | None = None, top: int | None = None
     ) -> tuple[Figure, Axes]:
         """Draw a heat map of the matrix, or the two texts above each other with the links between them.
 
         Args:
             kind: "heatmap" or "links".
             ax: where to draw; None makes a figure.
-            top: the largest number of rows, and of columns, to draw: those that matter most, in order.
+            top: the largest number of rows, and of columns, to draw: those that matter most, in order. None is as
+                many as can be read, 60 of a heat map and 24 of a line of text.
         """
         from whymatch.views import figures
 
         if kind not in figures.KINDS:
             raise ValueError(f"kind={kind!r} is not known; choose {', '.join(map(repr, figures.KINDS))}")
-        return figures.KINDS[kind](self, ax, check_top(top, what="rows and columns"))
+        draw = figures.KINDS[kind]
+        return draw(self, ax) if top is None else draw(self, ax, check_top(top, what="rows and columns"))
 
     def to_html(self, begin: Literal["tokens", "words"] | None = None) -> str:
         """Return a self-contained page that loads nothing from the network.

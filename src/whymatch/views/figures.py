@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 
 TOP = 60  # rows, and columns, of a figure that can still be read
+LINKED = 24  # tokens of a text on one line, likewise
 
 
 def require_matplotlib() -> None:
@@ -43,7 +43,7 @@ def heatmap(why: Explanation, ax: Axes | None = None, top: int = TOP) -> tuple[F
         top: the most rows, and the most columns, that are drawn: those that matter most, in their order.
     """
     require_matplotlib()
-    down, across = (_largest(np.abs(why.matrix).sum(axis), top) for axis in (1, 0))
+    down, across = _strongest(why, top)
     matrix = why.matrix[np.ix_(down, across)]
     rows, columns = matrix.shape
     cell = 0.55 if max(rows, columns) <= 16 else 0.32
@@ -61,17 +61,14 @@ def heatmap(why: Explanation, ax: Axes | None = None, top: int = TOP) -> tuple[F
             if abs(value) >= 0.05 * largest:
                 number = re.sub(r"^(-?)0", r"\1", f"{value:.{digits}f}").replace("-", "−")
                 axes.text(j, i, number, ha="center", va="center", color=ink(shade(value, largest)), fontsize=8)
-    title = _title(why)
-    if matrix.shape != why.matrix.shape:
-        title += f"\nthe strongest {rows} of {len(why.a)} rows and {columns} of {len(why.b)} columns"
-    axes.set_title(title, fontsize=10)
+    axes.set_title(_title(why, down, across), fontsize=10)
     cells = f"what a pair of {why.unit} adds to the {why.similarity}"
     label = cells if why.sums_to_score else "mean over the tokens of two words"
     figure.colorbar(image, ax=axes, shrink=0.8, label=label)
     return figure, axes
 
 
-def links(why: Explanation, ax: Axes | None = None, top: int = TOP) -> tuple[Figure, Axes]:
+def links(why: Explanation, ax: Axes | None = None, top: int = LINKED) -> tuple[Figure, Axes]:
     """Draw one text above the other, with bold links for the alignment and thin ones for the next strongest pairs.
 
     Args:
@@ -83,26 +80,31 @@ def links(why: Explanation, ax: Axes | None = None, top: int = TOP) -> tuple[Fig
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    why = _strongest(why, top)
-    alignment = why.align()
-    aligned = {(link.i, link.j) for link in alignment.links}
-    drawn = [link for link in why.top(max(12, 3 * len(aligned))) if link.value] + [why.entry(i, j) for i, j in aligned]
+    kept = _strongest(why, top)
+    numbers = [{token: place for place, token in enumerate(side)} for side in kept]
+    aligned = {(link.i, link.j) for link in why.align().links if link.i in numbers[0] and link.j in numbers[1]}
+    weights = np.abs(why.matrix[np.ix_(*kept)])
+    order = np.argsort(-weights, axis=None, kind="stable")[: max(12, 3 * len(aligned))]
+    strong = {(kept[0][n // len(kept[1])], kept[1][n % len(kept[1])]) for n in order.tolist()}
+    drawn = [link for link in (why.entry(i, j) for i, j in sorted(strong | aligned)) if link.value]
     largest = max((abs(link.value) for link in drawn), default=0.0) or 1.0
-    places = [_places(tokens) for tokens in (why.tokens_a, why.tokens_b)]
+    tokens = [[side[n] for n in side_kept] for side, side_kept in zip((why.tokens_a, why.tokens_b), kept, strict=True)]
+    places = [_places(line) for line in tokens]
     width = max(end for _, end in places)
     figure, axes = _figure(max(5.0, 0.115 * width), 3.4, ax)
     # The shorter text is centred below or above the longer one.
     shifts = [(width - end) / 2 for _, end in places]
-    totals = [why.matrix.sum(1), why.matrix.sum(0)]
+    totals = [why.matrix.sum(1)[kept[0]], why.matrix.sum(0)[kept[1]]]  # with all of the other text, drawn or not
     strongest = max((float(np.abs(total).max(initial=0)) for total in totals), default=0.0) or 1.0
-    for side, (tokens, y) in enumerate(((why.tokens_a, 1.0), (why.tokens_b, 0.0))):
-        for place, token, total in zip(places[side][0], tokens, totals[side], strict=True):
+    for side, y in enumerate((1.0, 0.0)):
+        for place, token, total in zip(places[side][0], tokens[side], totals[side], strict=True):
             x, colour = place + shifts[side], shade(float(total), strongest)
             box = {"boxstyle": "round,pad=0.25", "facecolor": np.array(colour) / 255, "edgecolor": "none"}
             axes.text(x, y, _label(token), ha="center", va="center", color=ink(colour), fontsize=9, bbox=box)
-    for link in sorted(dict.fromkeys(drawn), key=lambda link: abs(link.value)):
+    for link in sorted(drawn, key=lambda link: abs(link.value)):
         bold = (link.i, link.j) in aligned
-        start, end = places[0][0][link.i] + shifts[0], places[1][0][link.j] + shifts[1]
+        start = places[0][0][numbers[0][link.i]] + shifts[0]
+        end = places[1][0][numbers[1][link.j]] + shifts[1]
         curve = Path([(start, 0.9), (start, 0.5), (end, 0.5), (end, 0.1)], [Path.MOVETO] + [Path.CURVE4] * 3)
         edge = np.array(POSITIVE if link.value > 0 else NEGATIVE) / 255
         thickness = (0.8 + 6 * abs(link.value) / largest) if bold else 0.3 + 3 * abs(link.value) / largest
@@ -113,9 +115,9 @@ def links(why: Explanation, ax: Axes | None = None, top: int = TOP) -> tuple[Fig
     axes.set_xlim(-3, width + 3)
     axes.set_ylim(-0.2, 1.2)
     axes.set_axis_off()
-    bold_sum = sum(link.value for link in alignment.links)
+    bold_sum = sum(float(why.matrix[place]) for place in aligned)
     legend = f"the bold links add {bold_sum:+.3f} of it; dashed links lower it"
-    axes.set_title(f"{_title(why)}\n{legend}", fontsize=10)
+    axes.set_title(f"{_title(why, *kept)}\n{legend}", fontsize=10)
     return figure, axes
 
 
@@ -286,15 +288,19 @@ def _lay_out(
 ) -> Iterator[tuple[int, float, float, str, float | None, bool]]:
     """Put pieces on lines of a width: (line, x, width, text, score, read)."""
     line, x = 0, 0.0
+    before = " "
     for text, score, read in pieces:
         if text.isspace():
             if "\n" in text:
-                line, x = line + 1, 0.0
+                line, x, before = line + 1, 0.0, " "
                 continue
             text = " "
         size = measure(text)
-        if x and x + size > width and text != " ":
+        # What closes a phrase stays with its word; there is room for it in the margin.
+        hangs = before != " " and len(text) <= 2 and not any(letter.isalnum() for letter in text)
+        if x and x + size > width and text != " " and not hangs:
             line, x = line + 1, 0.0
+        before = text
         if x or text != " ":
             yield line, x, size, text, score, read
             x += size
@@ -312,13 +318,10 @@ def _largest(weights: Any, count: int) -> list[int]:
     return sorted(np.argsort(-weights, kind="stable")[:count].tolist())
 
 
-def _strongest(why: Explanation, top: int) -> Explanation:
-    """The rows and columns that matter most; what is left of the score belongs to the others."""
-    if len(why.a) <= top and len(why.b) <= top:
-        return why
-    kept = [_largest(np.abs(why.matrix).sum(axis), top) for axis in (1, 0)]
-    sides = [side.select(numbers) for side, numbers in zip((why.a, why.b), kept, strict=True)]
-    return replace(why, matrix=why.matrix[np.ix_(*kept)], a=sides[0], b=sides[1])
+def _strongest(why: Explanation, top: int) -> tuple[list[int], list[int]]:
+    """The rows and the columns that matter most."""
+    magnitude = np.abs(why.matrix)
+    return _largest(magnitude.sum(1), top), _largest(magnitude.sum(0), top)
 
 
 def _figure(width: float, height: float, ax: Axes | None = None) -> tuple[Figure, Axes]:
@@ -334,8 +337,12 @@ def _figure(width: float, height: float, ax: Axes | None = None) -> tuple[Figure
     return figure, figure.add_subplot()
 
 
-def _title(why: Explanation) -> str:
-    return f"{why.similarity} {why.score:.4f}   {why.accuracy}\n{why.derivation}, {why.account}"
+def _title(why: Explanation, rows: list[int], columns: list[int]) -> str:
+    """What a figure of so many rows and columns of an explanation is of."""
+    title = f"{why.similarity} {why.score:.4f}   {why.accuracy}\n{why.derivation}, {why.account}"
+    if (len(rows), len(columns)) == why.matrix.shape:
+        return title
+    return f"{title}\ndrawn: the strongest {len(rows)} of {len(why.a)} rows and {len(columns)} of {len(why.b)} columns"
 
 
 def _label(token: str, longest: int = 24) -> str:
@@ -344,7 +351,7 @@ def _label(token: str, longest: int = 24) -> str:
     return (line if len(line) <= longest else line[: longest - 1] + "…").replace("$", r"\$")
 
 
-def _places(tokens: tuple[str, ...]) -> tuple[list[float], float]:
+def _places(tokens: Sequence[str]) -> tuple[list[float], float]:
     """Return the middle of each token on a line of text, and the line's end, both in letters."""
     middles, end = [], 0.0
     for token in tokens:
