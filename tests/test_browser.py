@@ -359,7 +359,12 @@ def test_the_widget_and_its_state_follow_each_other(browser, tmp_path):
     until(browser, lambda: inside.find_elements(By.CSS_SELECTOR, ".wm-token"))
     inside.find_elements(By.CSS_SELECTOR, ".wm-token")[1].click()
     assert browser.execute_script("return [model.state.pinned, model.state.hovered]") == [[0, 1], [0, 1]]
-    browser.execute_script("model.set('pinned', [1, 0]); model.set('level', 'tokens')")
+    browser.execute_script("model.set('pinned', [1, 0]); model.set('hovered', [0, 0])")
+    summary = inside.find_element(By.CSS_SELECTOR, ".wm-summary")
+    assert summary.text.startswith("“unbelievable” adds "), "what Python points at"
+    browser.execute_script("model.set('hovered', null)")
+    assert summary.text.startswith("“Coffee” adds "), "what is pinned"
+    browser.execute_script("model.set('level', 'tokens')")
     assert len(inside.find_elements(By.CSS_SELECTOR, ".wm-text:first-child .wm-token")) == 4
     inside.find_element(By.CSS_SELECTOR, "input[value=words]").click()
     assert browser.execute_script("return model.state.level") == "words"
@@ -370,6 +375,43 @@ def test_the_widget_and_its_state_follow_each_other(browser, tmp_path):
     assert browser.execute_script("return model.state.texts[0]") == "unbelievable coffee now"
     shot(browser, "widget")
     assert errors(browser) == []
+
+
+# --- the site, from disk
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    build = pytest.importorskip("mkdocs.commands.build", reason="mkdocs is not installed").build
+    from mkdocs.config import load_config
+
+    folder = tmp_path_factory.mktemp("site")
+    build(load_config(str(Path(__file__).parents[1] / "mkdocs.yml"), site_dir=str(folder)))
+    return folder
+
+
+def test_the_site_is_read_and_searched_from_a_folder(browser, site):
+    browser.get((site / "gallery/index.html").as_uri())
+    widths = browser.execute_script(
+        "return [...document.querySelectorAll('.cards img')].map(each => each.naturalWidth)"
+    )
+    assert len(widths) == 7
+    assert min(widths) > 0, "every card has a picture"
+    shot(browser, "site-gallery")
+    browser.execute_script("document.querySelector('[data-md-toggle=search]').click()")
+    until(browser, lambda: find(browser, ".md-search__input").is_displayed())
+    find(browser, ".md-search__input").send_keys("ToleranceWarning")
+    until(browser, lambda: every(browser, ".md-search-result__link"))
+    assert every(browser, ".md-search-result__link")[0].get_attribute("href").startswith((site / "ref").as_uri())
+    assert errors(browser) == []
+
+
+def test_the_site_loads_nothing_from_elsewhere(site):
+    loads = re.compile(
+        r"""<(?:script|img|iframe|link rel="?(?:stylesheet|icon|preconnect))[^>]+(?:src|href)="?https?:"""
+    )
+    for page in site.rglob("*.html"):
+        assert not loads.search(page.read_text(encoding="utf-8")), page.name
 
 
 # --- the explorer
@@ -478,6 +520,7 @@ def test_the_last_result_is_dimmed_and_progress_moves(browser, address, monkeypa
     until(browser, lambda: float(bar.get_attribute("value") or 0) == 0.25)
     until(browser, lambda: float(find(browser, "#results").value_of_css_property("opacity")) < 0.5)
     assert find(browser, "#status").text.startswith("Decomposing… 25 %")
+    assert find(browser, "#stop").is_displayed()
     begin.set()
     until(browser, lambda: float(bar.get_attribute("value")) == 0.75)
     end.set()

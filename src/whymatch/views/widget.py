@@ -47,7 +47,7 @@ def _widget_class() -> Any:
             layer: the layer; setting it explains the texts there.
             level: what is shown, "words" or "tokens".
             pinned: the part that is pinned, (0 or 1, its number), or None. Its number counts what is shown.
-            hovered: the part that is pointed at, likewise.
+            hovered: the part that is pointed at, likewise; setting it shows what that part matched.
             explanation: what is shown, as an :class:`whymatch.Explanation`.
         """
 

@@ -273,6 +273,7 @@ function whymatchView(root, data, { scale = null, tools = [], notify = () => {} 
   let pinned = null; // [side, number of a part]
   const entriesOf = (side, i) => side === 0 ? level.matrix[i] : level.matrix.map(row => row[i]);
   const isVisible = value => Math.abs(value) >= threshold * largest;
+  const exists = token => Boolean(token && parts[token[0]]?.[token[1]]);
   const isPinned = (side, i) => pinned !== null && pinned[0] === side && pinned[1] === i;
 
   root.classList.add("wm");
@@ -290,7 +291,8 @@ function whymatchView(root, data, { scale = null, tools = [], notify = () => {} 
       const choice = controls.querySelector(`input[value="${name}"]`);
       if (levels[name] && level !== levels[name]) { if (choice) choice.checked = true; showLevel(name); }
     },
-    pin: token => { pinned = token && parts[token[0]]?.[token[1]] ? [...token] : null; highlight(pinned); },
+    pin: token => { pinned = exists(token) ? [...token] : null; highlight(pinned); },
+    hover: token => highlight(exists(token) ? token : pinned),
   };
 
   // Words, unless the page was asked for tokens.
@@ -490,21 +492,21 @@ function whymatchView(root, data, { scale = null, tools = [], notify = () => {} 
       headers[other].get(best)?.classList.add("wm-on");
       parts[other][best].classList.add("wm-on");
     }
-    show(`“${shorten(level.tokens[side][i])}” adds ${signed(totals[side][i])} in total; its strongest pairs`, strongest.slice(0, 6).map(([, k]) => side === 0 ? [i, k] : [k, i]));
+    show([`“${shorten(level.tokens[side][i])}” adds ${signed(totals[side][i])} in total; its strongest pairs`], strongest.slice(0, 6).map(([, k]) => side === 0 ? [i, k] : [k, i]));
     drawLinks(strongest.slice(0, 12).map(([, k], rank) => side === 0 ? [i, k, rank === 0] : [k, i, rank === 0]));
   }
 
   function highlightAll() {
     parts.forEach((line, side) => line.forEach((part, i) => part.style.background = shade(totals[side][i], largestTotal)));
     const ordered = level.matrix.flatMap((row, i) => row.map((value, j) => [value, i, j])).filter(([value]) => value && isVisible(value)).sort((x, y) => Math.abs(y[0]) - Math.abs(x[0]));
-    show("The strongest pairs. Point at a word, or tab to it, to see its own; click to pin it.", ordered.slice(0, 6).map(([, i, j]) => [i, j]));
+    show(["The strongest pairs.", create("span", { class: "wm-tools" }, " Point at a word, or tab to it, to see its own; click to pin it.")], ordered.slice(0, 6).map(([, i, j]) => [i, j]));
     drawLinks(level.links.map(([i, j]) => [i, j, true]));
   }
 
   function show(heading, pairs) {
     const rows = pairs.map(([i, j]) => bar(`${shorten(level.tokens[0][i], 24)} – ${shorten(level.tokens[1][j], 24)}`, level.matrix[i][j], largest, { title: `${level.tokens[0][i]} – ${level.tokens[1][j]}` }));
     while (rows.length < 6) rows.push(create("div", { class: "wm-row", "aria-hidden": "true" }, "\u00a0")); // so that nothing below jumps
-    summary.replaceChildren(create("p", { class: "wm-dim" }, heading), create("div", { class: "wm-bars wm-pairs" }, ...rows));
+    summary.replaceChildren(create("p", { class: "wm-dim" }, ...heading), create("div", { class: "wm-bars wm-pairs" }, ...rows));
   }
 
   // Draws [row, column, whether it is strong] as curves between the texts: where each is one line, so that none crosses words.

@@ -25,6 +25,7 @@ export default {
     model.on("change:data", draw);
     model.on("change:level", () => view.show(model.get("level")));
     model.on("change:pinned", () => view.pin(model.get("pinned")));
+    model.on("change:hovered", () => view.hover(model.get("hovered")));
     const report = () => { status.textContent = model.get("error") || (model.get("busy") ? "Explaining…" : ""); section.style.opacity = model.get("busy") ? .4 : 1; };
     model.on("change:busy", report);
     model.on("change:error", report);
