@@ -34,11 +34,24 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Link to the pages of notebooks, and name files of the repository that are not part of the site."""
+    if page.file.src_uri == "index.md" or page.file.src_uri.startswith("gallery/"):
+        page.meta["hide"] = ["toc"]  # they have none, and need the room
+    if page.file.src_uri == "gallery/index.md":
+        markdown = make_cards(markdown)
     markdown = re.sub(r"\]\((?:\.\./\.\./examples/)?((?:gallery/)?[\w-]+)\.ipynb\)", r"](\1.md)", markdown)
     outside, folder = r"\.\./(?!\w[\w-]*\.md)[^)]*", r"[\w/-]+"
     return re.sub(rf"\[([^\]]+)\]\((?:{outside}|{folder})\)", r"\1", markdown)
+
+
+def make_cards(markdown: str) -> str:
+    """Turn a list of notebooks into cards, each with the first figure of its notebook."""
+    pattern = r"^- \[([^\]]+)\]\(((?:\.\./)*(?:examples/)?)([\w-]+)\.ipynb\) (.+)$"
+    card = r"- [![](\3-1.png)](\2\3.ipynb)\n\n    **[\1](\2\3.ipynb)**\n\n    \4\n"
+    cards, count = re.subn(pattern, card, markdown, flags=re.MULTILINE)
+    first = cards.index("- [")
+    return f'{cards[:first]}<div class="grid cards" markdown>\n\n{cards[first:]}\n</div>\n' if count else markdown
 
 
 def describe_commands() -> str:
@@ -115,7 +128,7 @@ def _render_output(output: Any, name: str, pictures: dict[str, bytes]) -> str:
     if "image/png" in data:
         file = f"{name}-{len(pictures) + 1}.png"
         pictures[file] = base64.b64decode("".join(data["image/png"]))
-        return f"![]({file})"
+        return f"![What the code above draws]({file})"
     if "text/html" in data:
         content = "".join(data["text/html"])
         # Blank lines would end the block of HTML, and what comes after them would be read as Markdown.

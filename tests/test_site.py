@@ -44,7 +44,9 @@ def test_the_code_of_the_pages_runs(minilm, tmp_path, monkeypatch, capsys):  # n
         names: dict = {}
         for code in blocks(page):
             exec(code, names)
-    assert capsys.readouterr().out.startswith("0.8337 = 0.833")
+    home = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    (printed,) = re.findall(r"```text\n(.*?)```", home, re.DOTALL)
+    assert capsys.readouterr().out.startswith(printed)
 
 
 def test_every_command_is_described_with_its_options(hooks):
@@ -74,6 +76,14 @@ def test_notebooks_were_run_and_draw_something(path, hooks):
     assert pictures, "a figure"
     assert page.startswith("# ")
     assert not re.search(r"/(home|root|work|Users|tmp)/", page), "the machine that ran it"
+
+
+def test_every_notebook_has_a_card_with_its_figure(hooks):
+    page = (ROOT / "docs/gallery/index.md").read_text(encoding="utf-8")
+    cards = hooks.make_cards(page)
+    for path in NOTEBOOKS:
+        assert f"![]({path.stem}-1.png)" in cards
+    assert cards.count("**[") == len(NOTEBOOKS)
 
 
 def test_the_version_is_one():
