@@ -45,6 +45,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return re.sub(rf"\[([^\]]+)\]\((?:{outside}|{folder})\)", r"\1", markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Take the roles of docstrings away, :class: and the like, which are for tools and not for readers."""
+    return re.sub(r":(?:attr|class|data|exc|func|meth|mod):(?=<(?:code|a|autoref))", "", html)
+
+
 def make_cards(markdown: str) -> str:
     """Turn a list of notebooks into cards, each with the first figure of its notebook."""
     pattern = r"^- \[([^\]]+)\]\(((?:\.\./)*(?:examples/)?)([\w-]+)\.ipynb\) (.+)$"
