@@ -19,27 +19,32 @@ RESET = "%reset -f\n%matplotlib inline"
 
 
 def run(paths: list[Path]) -> None:
-    """Execute notebooks in one kernel and write them with their outputs."""
-    notebooks = [nbformat.read(path, as_version=4) for path in paths]
-    cells = []
-    for notebook in notebooks:
-        cells += [nbformat.v4.new_code_cell(RESET), *notebook.cells]
-    together = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(together, timeout=1200, resources={"metadata": {"path": str(HERE)}}).execute()
-    for path, notebook in zip(paths, notebooks, strict=True):
-        for number, cell in enumerate(notebook.cells, 1):
-            cell.id = f"{path.stem}-{number}"
-            if cell.cell_type != "code":
-                continue
-            # What a run says about its time and its machine does not belong to the result.
-            cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags"}
-            cell.execution_count = None
-            cell.outputs = _join(each for each in cell.outputs if each.get("name") != "stderr")
-            for output in cell.outputs:
-                output.pop("execution_count", None)
-                if output.output_type == "execute_result":
-                    output.execution_count = None
-        nbformat.write(notebook, path)
+    """Execute notebooks in one kernel, and write each with its outputs when it has ended."""
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=1200, resources={"metadata": {"path": str(HERE)}})
+    with client.setup_kernel():
+        for path in paths:
+            client.nb = notebook = nbformat.read(path, as_version=4)
+            notebook.cells.insert(0, nbformat.v4.new_code_cell(RESET))
+            for number, cell in enumerate(notebook.cells):
+                client.execute_cell(cell, number)
+            del notebook.cells[0]
+            _clean(notebook, path.stem)
+            nbformat.write(notebook, path)
+
+
+def _clean(notebook: Any, name: str) -> None:
+    """Take away what a run says about its time and its machine, which does not belong to the result."""
+    for number, cell in enumerate(notebook.cells, 1):
+        cell.id = f"{name}-{number}"
+        if cell.cell_type != "code":
+            continue
+        cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags"}
+        cell.execution_count = None
+        cell.outputs = _join(each for each in cell.outputs if each.get("name") != "stderr")
+        for output in cell.outputs:
+            output.pop("execution_count", None)
+            if output.output_type == "execute_result":
+                output.execution_count = None
 
 
 def _join(outputs: Iterable[Any]) -> list[Any]:
