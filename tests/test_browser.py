@@ -10,6 +10,7 @@ import re
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -206,6 +207,16 @@ def test_a_passage_of_200_words_can_be_read(browser, tmp_path):
         words_of(browser, 1)[40].click()
         assert not every(browser, ".wm-links path")
         shot(browser, "page-long-narrow")
+
+
+def test_small_numbers_keep_digits_that_say_something(browser, tmp_path):
+    why = long_explanation()
+    open_page(browser, replace(why, matrix=why.matrix / 50, score=why.score / 50), tmp_path)
+    assert re.fullmatch("[+−]0\\.000[1-9]\\d", find(browser, ".wm-summary .wm-number").text)
+    assert any(re.fullmatch("−?0\\.000[1-9]\\d", cell.text) for cell in every(browser, "tbody td"))
+    page, number, table = (find(browser, css).rect for css in ("body", ".wm-summary .wm-number", ".wm table"))
+    assert number["x"] + number["width"] <= page["x"] + page["width"] - 16
+    assert table["x"] + table["width"] <= page["x"] + page["width"]
 
 
 def test_links_are_drawn_where_they_cross_no_words(browser, tmp_path):

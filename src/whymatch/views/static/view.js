@@ -21,6 +21,8 @@ const wm = (() => {
   // What rounds to zero has no sign.
   const minus = text => text.replace("-", Number(text) === 0 ? "" : "−");
   const signed = (value, digits = 3) => { const size = Math.abs(value).toFixed(digits); return (Number(size) === 0 ? "" : value < 0 ? "−" : "+") + size; };
+  // As many digits as a value of this size needs to say something: pairs of long texts are small.
+  const digitsOf = scale => scale < .003 ? 5 : scale < .03 ? 4 : 3;
   const shorten = (text, most = 40) => text.length > most ? `${text.slice(0, most - 1).trimEnd()}…` : text;
   const sum = values => values.reduce((x, y) => x + y, 0);
   const largestOf = rows => rows.flat().reduce((most, value) => Math.max(most, Math.abs(value)), 1e-12);
@@ -37,7 +39,7 @@ const wm = (() => {
   function legend(scale, what, { links = false, layer = "" } = {}) {
     const sample = (value, dash) => createSvg("svg", { class: "wm-sample", viewBox: "0 0 38 12", "aria-hidden": "true" },
       createSvg("path", { d: "M1 2C14 2 24 10 37 10", "stroke-width": 3, "stroke-dasharray": dash, class: value < 0 ? "wm-down" : "wm-up" }));
-    const items = [create("span", {}, `tint: ${what}`, create("span", { class: "wm-key" }, `lowers it ${signed(-scale)}`, create("span", { class: "wm-ramp", "aria-hidden": "true" }), `${signed(scale)} raises it`))];
+    const items = [create("span", {}, `tint: ${what}`, create("span", { class: "wm-key" }, `lowers it ${signed(-scale, digitsOf(scale))}`, create("span", { class: "wm-ramp", "aria-hidden": "true" }), `${signed(scale, digitsOf(scale))} raises it`))];
     if (links) items.push(create("span", { class: "wm-link-key" }, "link: one pair", create("span", { class: "wm-key" }, sample(1, "none"), "raises the score"), create("span", { class: "wm-key" }, sample(-1, "5 4"), "lowers it; thicker is more")));
     if (layer) items.push(create("span", {}, layer));
     return create("div", { class: "wm-legend wm-dim" }, ...items);
@@ -101,7 +103,7 @@ const wm = (() => {
     Object.assign(fill.style, { width: `${width}%`, left: `${value < 0 ? 50 - width : 50}%`, background: `rgb(${channel(value)})` });
     box.append(fill);
     return create("div", { class: "wm-row", title }, create("span", { class: faint ? "wm-word wm-dim" : "wm-word" }, label), box,
-      create("span", { class: "wm-number" }, signed(value)), ...more);
+      create("span", { class: "wm-number" }, signed(value, digitsOf(scale))), ...more);
   }
 
   function download(name, content, type) {
@@ -166,7 +168,7 @@ const wm = (() => {
     return result.hits ? { ...result, hits: result.hits.map(hit => ({ ...hit, explanation: plain(hit.explanation) })) } : result;
   }
 
-  return { create, createSvg, minus, signed, sum, largestOf, channel, shade, shorten, dim, legend, unread, passage, wordTotals, bar, saving, copyText, download, slice, hasText, isExtra };
+  return { create, createSvg, minus, signed, digitsOf, sum, largestOf, channel, shade, shorten, dim, legend, unread, passage, wordTotals, bar, saving, copyText, download, slice, hasText, isExtra };
 })();
 
 // Shows the words of one document, which sum to its score. `tools` are further buttons beside those that save.
@@ -258,7 +260,7 @@ function whymatchRanking(root, data, { tools = [] } = {}) {
 // Shows one explanation inside `root`. `scale`, as whymatchView.scale gives it, makes several comparable; `notify` is told
 // of the level, of the part that is pinned, and of the one that is pointed at. Returns what moves it from outside.
 function whymatchView(root, data, { scale = null, tools = [], notify = () => {} } = {}) {
-  const { create, createSvg, minus, signed, sum, largestOf, channel, shade, legend, slice, isExtra, bar, shorten } = wm;
+  const { create, createSvg, minus, signed, digitsOf, sum, largestOf, channel, shade, legend, slice, isExtra, bar, shorten } = wm;
   const FULL = 20; // a table of more rows or columns than these shows the strongest of them
   const LONG = 40; // a text of more parts than these is a passage
 
@@ -377,13 +379,13 @@ function whymatchView(root, data, { scale = null, tools = [], notify = () => {} 
 
   // The table of all pairs where it can be taken in, and otherwise of the strongest rows and columns.
   function tableOf(all = false) {
-    const room = Math.max(4, Math.min(FULL, Math.floor(((root.getBoundingClientRect().width || 1000) - 130) / 52)));
+    const room = Math.max(4, Math.min(FULL, Math.floor(((root.getBoundingClientRect().width || 1000) - 130) / (22 + 10 * digitsOf(largest)))));
     const strongest = (side, most) => level.tokens[side].map((_, i) => [sum(entriesOf(side, i).map(Math.abs)), i])
       .sort((x, y) => y[0] - x[0]).slice(0, most).map(([, i]) => i).sort((x, y) => x - y);
     const counts = level.tokens.map(tokens => tokens.length);
     shown = [strongest(0, all ? counts[0] : FULL), strongest(1, all ? counts[1] : room)];
     const partial = shown.some((kept, side) => kept.length < counts[side]);
-    cells = new Map(shown[0].map(i => [i, new Map(shown[1].map(j => [j, create("td", {}, minus(level.matrix[i][j].toFixed(3)))]))]));
+    cells = new Map(shown[0].map(i => [i, new Map(shown[1].map(j => [j, create("td", {}, minus(level.matrix[i][j].toFixed(digitsOf(largest))))]))]));
     headers = level.tokens.map((tokens, side) => new Map(shown[side].map(i => [i, create("th", { scope: side ? "col" : "row" }, tokens[i])])));
     const caption = create("caption", { class: "wm-dim" }, "Each cell is what one pair adds to the score." +
       (partial ? ` The strongest ${shown[0].length} of ${counts[0]} rows and ${shown[1].length} of ${counts[1]} columns. ` : ""));
@@ -434,7 +436,7 @@ function whymatchView(root, data, { scale = null, tools = [], notify = () => {} 
   function partOf(side, i) {
     const token = level.tokens[side][i], here = [side, i];
     return create("span", { role: "button", tabindex: "-1", class: "wm-token", "aria-pressed": "false",
-      "aria-label": `${token}, ${signed(totals[side][i])} in total`,
+      "aria-label": `${token}, ${signed(totals[side][i], digitsOf(largestTotal))} in total`,
       onmouseenter: () => { highlight(here); notify("hovered", here); }, onfocus: () => highlight(here), onmouseleave: () => { highlight(pinned); notify("hovered", null); }, onblur: () => highlight(pinned),
       onclick: () => { pinned = isPinned(side, i) ? null : here; highlight(pinned ?? here); notify("pinned", pinned); },
       onkeydown: event => {
@@ -492,14 +494,15 @@ function whymatchView(root, data, { scale = null, tools = [], notify = () => {} 
       headers[other].get(best)?.classList.add("wm-on");
       parts[other][best].classList.add("wm-on");
     }
-    show([`“${shorten(level.tokens[side][i])}” adds ${signed(totals[side][i])} in total; its strongest pairs`], strongest.slice(0, 6).map(([, k]) => side === 0 ? [i, k] : [k, i]));
+    show([`“${shorten(level.tokens[side][i])}” adds ${signed(totals[side][i], digitsOf(largestTotal))} in total; its strongest pairs`], strongest.slice(0, 6).map(([, k]) => side === 0 ? [i, k] : [k, i]));
     drawLinks(strongest.slice(0, 12).map(([, k], rank) => side === 0 ? [i, k, rank === 0] : [k, i, rank === 0]));
   }
 
   function highlightAll() {
     parts.forEach((line, side) => line.forEach((part, i) => part.style.background = shade(totals[side][i], largestTotal)));
-    const ordered = level.matrix.flatMap((row, i) => row.map((value, j) => [value, i, j])).filter(([value]) => value && isVisible(value)).sort((x, y) => Math.abs(y[0]) - Math.abs(x[0]));
-    show(["The strongest pairs.", create("span", { class: "wm-tools" }, " Point at a word, or tab to it, to see its own; click to pin it.")], ordered.slice(0, 6).map(([, i, j]) => [i, j]));
+    // Sorted once: two texts of 200 words have 40,000 pairs, and this is drawn whenever the pointer leaves a word.
+    level.strongest ??= level.matrix.flatMap((row, i) => row.map((value, j) => [value, i, j])).filter(([value]) => value).sort((x, y) => Math.abs(y[0]) - Math.abs(x[0])).slice(0, 6);
+    show(["The strongest pairs.", create("span", { class: "wm-tools" }, " Point at a word, or tab to it, to see its own; click to pin it.")], level.strongest.filter(([value]) => isVisible(value)).map(([, i, j]) => [i, j]));
     drawLinks(level.links.map(([i, j]) => [i, j, true]));
   }
 
