@@ -1,6 +1,8 @@
 # Everything runs in .venv, which the first command makes. PYTHON chooses the interpreter it is made with.
 PYTHON ?= python3
 BIN := .venv/bin
+# Modules are compiled when they are first imported: most of what is installed never is.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
@@ -11,12 +13,12 @@ demo: .venv/ready
 	$(BIN)/whymatch explain "The coffee is not good." "This is bad coffee." --words \
 		--html demo/coffee.html --png demo/coffee.png --json demo/coffee.json
 	@echo
-	@echo "The score above is the sum of those pairs. Written: demo/coffee.html, .png and .json."
+	@echo "The score is the sum of the table's cells. Written: demo/coffee.html, .png and .json."
 	@echo "Next:"
-	@echo "  open demo/coffee.html                                  the same to point at; it needs no network"
-	@echo "  $(BIN)/whymatch explain \"your text\" \"another\" --words  your own pair"
-	@echo "  $(BIN)/whymatch serve                              the explorer, on http://127.0.0.1:8000/"
-	@echo "  docs/start.md, examples/whymatch.ipynb                 from Python; make docs builds the whole site"
+	@printf '  %-58s%s\n' 'open demo/coffee.html' 'the same to point at; it needs no network' \
+		'$(BIN)/whymatch explain "your text" "another" --words' 'your own pair' \
+		'$(BIN)/whymatch serve' 'the explorer, on http://127.0.0.1:8000/' \
+		'docs/start.md, examples/whymatch.ipynb' 'from Python; make docs builds the whole site'
 
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -50,10 +52,12 @@ docs: .venv/ready
 
 # Runs the notebooks and keeps their outputs, which the site shows.
 notebooks: .venv/ready
+	$(INSTALL) --editable '.[qdrant]'
 	$(BIN)/python docs/gallery/run.py
 
 # The wheel and the source archive, checked as an index would check them.
 release: .venv/ready
+	$(INSTALL) --editable '.[release]'
 	rm -rf dist
 	$(BIN)/python -m build --quiet
 	$(BIN)/twine check --strict dist/*
@@ -62,7 +66,7 @@ table: .venv/ready
 	WHYMATCH_TABLE=write $(BIN)/python -m pytest -q tests/test_table.py
 
 bench: .venv/ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(INSTALL) --editable '.[bench]'
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/floor.py
 	$(BIN)/python benchmarks/deep.py
@@ -73,10 +77,9 @@ torture: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --tb=short --results torture/results.json torture; \
 		code=$$?; $(BIN)/python torture/report.py; exit $$code
 
-# Modules are compiled when they are first imported: most of what is installed never is.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[all,dev,docs]'
+	$(INSTALL) --editable '.[all,dev,docs]'
 	touch $@
 
 clean:
