@@ -96,6 +96,24 @@ def test_a_service_is_explained_as_its_model_is(server, tmp_path):
     assert len(hits) == 2
 
 
+def test_what_is_sent_to_this_machine_stays_on_it(server, monkeypatch):
+    """A proxy, which the environment names for plain http, would be given texts and key unencrypted."""
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert endpoint(server.url, key_env="SOME_KEY")(["coffee"]).shape == (1, 16)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("key", ["sk-very\nsecret", "sk-very…secret"])
+def test_what_cannot_be_a_key_is_not_repeated(server, monkeypatch, key):
+    monkeypatch.setenv("SOME_KEY", key)
+    with pytest.raises(ValueError, match=r"key_env='SOME_KEY': that .* cannot be a key") as error:
+        endpoint(server.url, key_env="SOME_KEY")
+    assert "very" not in str(error.value)
+
+
 def test_an_index_does_not_decide_where_texts_are_sent(server, tmp_path):
     Index.build(["coffee"], tmp_path / "index", Explainer(endpoint(server.url, model="tiny")))
     server.requests.clear()
@@ -118,9 +136,17 @@ def test_a_busy_service_is_asked_again(server, fresh, code):
     assert len(server.requests) == 8
     server.faults.clear()
     server.faults += [status(code)] * 5
-    with pytest.raises(ServiceError, match=rf"answers {code}"):
-        Explainer(endpoint(server.url)).explain("coffee", "tea")
+    explainer = Explainer(endpoint(server.url))
+    with pytest.raises(ServiceError, match=rf"answers {code} .*: 'no', 5 times"):
+        explainer.explain("coffee", "tea")
     assert len(server.requests) == 13  # not five times five
+    server.faults.clear()
+    server.faults += [status(code)]
+    explainer.explain("coffee", "tea")
+    # Whatever was sent may cost money, whether it was answered or not.
+    sent = [text for request in server.requests[8:] for text in request["input"]]
+    assert explainer.usage.calls == len(server.requests[8:])
+    assert explainer.usage.texts == len(sent)
 
 
 def test_retry_after_may_be_a_date():
@@ -141,6 +167,7 @@ def test_retry_after_may_be_a_date():
         (status(307, {"Location": "http://example.org/v1"}), "it has moved to 'http://example.org/v1'; name that"),
         (status(200, text="<html>"), "does not answer in OpenAI's format .*: '<html>'"),
         (status(200, text='{"data": [{"index": 0}]}'), r"does not answer in OpenAI's format \(KeyError\)"),
+        (status(200, text=f"{'x' * 190} {KEY}"), r"does not answer in OpenAI's format .*x …'"),
         (status(200, text='{"data": []}'), "gives 0 vectors for 1 texts"),
         (status(200, text='{"data": [{"index": 4, "embedding": [1]}]}'), "or does not say whose they are"),
         (status(200, text='{"data": [{"index": 0, "embedding": ["a"]}]}'), "vectors that are not numbers"),

@@ -1,7 +1,8 @@
 """Services that embed texts over HTTP, in OpenAI's format: ``POST …/embeddings``.
 
-The client is the standard library's. It verifies certificates and honours the usual proxy variables, and a few dozen
-lines need no dependency. Redirects are not followed: they could take a key to another host.
+The client is the standard library's. It verifies certificates and honours the usual proxy variables (but for services
+on this machine, whose texts and keys would leave it by a proxy), and a few dozen lines need no dependency. Redirects
+are not followed: they could take a key to another host.
 """
 
 from __future__ import annotations
@@ -25,19 +26,23 @@ from urllib.parse import urlsplit, urlunsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from whymatch.retries import ATTEMPTS, BusyError, ServiceError, with_retries
+from whymatch.retries import BusyError, ServiceError, with_retries
 from whymatch.words import quote
 
 # Status codes of servers that may answer later.
 BUSY = {408, 425, 429, 500, 502, 503, 504}
 LONGEST_ANSWER = 2**28  # bytes
+REFUSED = (
+    "it may not accept this model, so many texts (batch_size=), such long ones, or one without words, which stands for "
+    "nothing unless mask='…' is given"
+)
 ADVICE = {
-    400: "it may not accept this model, so many texts (batch_size=) or such long ones",
+    400: REFUSED,
     401: "check the key in the environment variable that key_env= names",
     403: "check the key in the environment variable that key_env= names, and what it is allowed to do",
     404: "check the address, which usually ends in /v1, and the model's name",
     413: "the request is too large: give a smaller batch_size=",
-    422: "it may not accept this model, so many texts (batch_size=) or such long ones",
+    422: REFUSED,
 }
 
 
@@ -61,7 +66,7 @@ def endpoint(
         key_env: the environment variable that holds the key, if it needs one. The key is read at each call, and never
             appears in a result, message or log.
         batch_size: how many texts are sent in one request.
-        timeout: how many seconds to wait for an answer.
+        timeout: how many seconds it may be silent before the connection is given up.
         dimensions: how many dimensions to ask for, if the model can give fewer.
         similarity: what its embeddings are compared by, "cosine" or "dot".
         key_header: the header that carries the key; any but Authorization carries the key alone, without "Bearer".
@@ -91,8 +96,10 @@ class Endpoint:
         if not self.timeout > 0:
             raise ValueError(f"timeout={self.timeout!r} is not a number of seconds")
         self._key()  # a missing key is an error now, not when the first text is embedded
-        context = ssl.create_default_context()
-        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects())
+        handlers = [urllib.request.HTTPSHandler(context=ssl.create_default_context()), _NoRedirects()]
+        if _is_here(urlsplit(self.url).hostname or ""):
+            handlers.append(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(*handlers)
 
     @property
     def name(self) -> str:
@@ -112,16 +119,11 @@ class Endpoint:
         vectors: list[Any] = []
         for low in range(0, len(texts), self.batch_size):
             batch = list(texts[low : low + self.batch_size])
-            try:
-                vectors += with_retries(lambda batch=batch: self._request(batch))  # type: ignore[misc]
-            except BusyError as error:
-                raise ServiceError(f"{error}, {ATTEMPTS} times") from None
-        try:
-            return np.asarray(vectors, np.float64)
-        except (TypeError, ValueError) as error:
-            raise ServiceError(f"{self.name} gives vectors that are not numbers of equal length ({error})") from None
+            vectors.extend(with_retries(lambda batch=batch: self.request(batch)))  # type: ignore[misc]
+        return self._array(vectors)
 
-    def _request(self, texts: list[str]) -> list[Any]:
+    def request(self, texts: list[str]) -> NDArray[np.floating]:
+        """Embed texts by one request; a failure that may pass is a :class:`whymatch.retries.BusyError`."""
         # Most services refuse an empty text; a space is as empty to a tokenizer.
         body: dict[str, Any] = {"input": [text or " " for text in texts], "encoding_format": "float"}
         if self.model is not None:
@@ -154,24 +156,24 @@ class Endpoint:
             raise BusyError(f"{self.name} was silent for {self.timeout:g} seconds") from None
         except (ConnectionError, http.client.HTTPException) as error:
             raise BusyError(f"{self.name} broke the connection off ({type(error).__name__})") from None
-        return self._read(answer, len(texts))
+        return self._read(answer, len(texts), key)
 
     def _failure(self, error: urllib.error.HTTPError, key: str | None) -> Exception:
         try:
             body = error.read(2000).decode("utf-8", "replace")
         except (OSError, http.client.HTTPException):
             body = ""
-        if key:
-            body = body.replace(key, "…")  # some services repeat it
-        message = f"{self.name} answers {error.code} {error.reason}" + (f": {quote(body, 300)}" if body.strip() else "")
+        body = _without(key, body)
+        message = f"{self.name} answers {error.code} {_without(key, error.reason)}"
+        message += f": {quote(body, 300)}" if body.strip() else ""
         if error.code in BUSY:
             return BusyError(message, _seconds(error.headers.get("Retry-After")))
         if 300 <= error.code < 400:
-            place = error.headers.get("Location", "another address")
+            place = _without(key, error.headers.get("Location", "another address"))
             return ServiceError(f"{message}: it has moved to {quote(place)}; name that address if you trust it")
         return ServiceError(message + (f"; {ADVICE[error.code]}" if error.code in ADVICE else ""))
 
-    def _read(self, answer: bytes, count: int) -> list[Any]:
+    def _read(self, answer: bytes, count: int, key: str | None) -> NDArray[np.floating]:
         """Return the vectors in the order of the texts."""
         if len(answer) > LONGEST_ANSWER:
             raise ServiceError(f"{self.name} answers with more than {LONGEST_ANSWER:,} bytes")
@@ -179,7 +181,7 @@ class Endpoint:
             rows = json.loads(answer)["data"]
             vectors = {row["index"]: row["embedding"] for row in rows}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            beginning = quote(answer[:200].decode("utf-8", "replace"), 200)
+            beginning = quote(_without(key, answer[:2000].decode("utf-8", "replace")), 200)
             raise ServiceError(
                 f"{self.name} does not answer in OpenAI's format ({type(error).__name__}): {beginning}"
             ) from None
@@ -187,7 +189,13 @@ class Endpoint:
             raise ServiceError(
                 f"{self.name} gives {len(rows)} vectors for {count} texts, or does not say whose they are"
             )
-        return [vectors[i] for i in range(count)]
+        return self._array([vectors[i] for i in range(count)])
+
+    def _array(self, vectors: list[Any]) -> NDArray[np.floating]:
+        try:
+            return np.asarray(vectors, np.float64)
+        except (TypeError, ValueError) as error:
+            raise ServiceError(f"{self.name} gives vectors that are not numbers of equal length ({error})") from None
 
     def _key(self) -> str | None:
         if self.key_env is None:
@@ -195,6 +203,8 @@ class Endpoint:
         key = os.environ.get(self.key_env, "").strip()
         if not key:
             raise ValueError(f"key_env={self.key_env!r}: there is no such environment variable, or it is empty")
+        if not (key.isascii() and key.isprintable()):  # the client would say so with the key in its message
+            raise ValueError(f"key_env={self.key_env!r}: that environment variable holds what cannot be a key")
         return key
 
 
@@ -215,6 +225,11 @@ def _check_url(url: str, allow_http: bool) -> str:
         )
     path = parts.path.rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path.removesuffix("/embeddings") + "/embeddings", parts.query, ""))
+
+
+def _without(key: str | None, text: str) -> str:
+    """Leave a key out of what a service says: some repeat it."""
+    return text.replace(key, "…") if key else text
 
 
 def _is_here(host: str) -> bool:

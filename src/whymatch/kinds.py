@@ -29,6 +29,7 @@ from whymatch.blackbox import TEXTS_TOGETHER, BlackBox
 from whymatch.cut import copy_tree
 from whymatch.decomposition import Decomposition
 from whymatch.encoder import Encoder, encode, find_obstacle, is_asymmetric, is_routed
+from whymatch.endpoints import Endpoint
 from whymatch.inputs import EncodeOptions, Request, Value
 from whymatch.jacobian import LOCK
 from whymatch.multivector import MultiVectorEncoder
@@ -166,10 +167,13 @@ def _check_object(model: Any, device: Any) -> None:
 def _function(function: Callable[[list[str]], Any], name: str | None) -> BlackBox:
     """Wrap a function from a list of texts to an array."""
 
+    # A black box counts its calls and tries again itself, so that the requests of a service are counted one by one.
+    once = function.request if isinstance(function, Endpoint) else function
+
     def embed(texts: list[str], options: EncodeOptions) -> Any:
         if options.task is not None or options.prompt_name is not None:
             raise TypeError("a function has neither tasks nor named prompts; give prompt='…' itself")
-        return function([(options.prompt or "") + text for text in texts])
+        return once([(options.prompt or "") + text for text in texts])
 
     own = getattr(function, "name", None)
     if not isinstance(own, str):

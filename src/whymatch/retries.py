@@ -51,13 +51,16 @@ def is_transient(error: BaseException) -> bool:
 def with_retries(call: Callable[[], T], attempts: int = ATTEMPTS) -> T:
     """Call a function; if the connection fails or times out, wait and call it again, longer each time.
 
-    Waiting can be stopped by whoever watches the progress; see :mod:`whymatch.progress`.
+    A service that stays busy is a :class:`ServiceError` in the end, which nobody tries again. Waiting can be stopped by
+    whoever watches the progress; see :mod:`whymatch.progress`.
     """
     wait = FIRST_WAIT
     for attempt in range(1, attempts + 1):
         try:
             return call()
         except Exception as error:
+            if attempt == attempts and isinstance(error, BusyError):
+                raise ServiceError(f"{error}, {attempts} times") from None
             if attempt == attempts or not is_transient(error):
                 raise
             after = getattr(error, "after", None)
