@@ -289,6 +289,13 @@ def test_a_model_can_be_treated_as_a_black_box(load):
     np.testing.assert_allclose(function.explain(*PAIR).matrix, why.matrix, atol=1e-5)
 
 
+def test_an_index_of_a_model_as_a_black_box_is_opened_with_the_model(load, tmp_path):
+    model = load()
+    Index.build(list(PAIR), tmp_path / "index", Explainer(model, method="shapley"))
+    (hit, _) = Index.open(tmp_path / "index", model=model).search("bad coffee", top=2)
+    assert hit.explanation.path == "shapley"
+
+
 def test_asymmetric_models(tmp_path):
     import zoo
 

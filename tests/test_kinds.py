@@ -46,6 +46,18 @@ def test_compiled_and_dispatched_models_are_differentiated(load):
     np.testing.assert_allclose(Explainer(dispatched, layer=1).explain(*PAIR).matrix, expected, atol=1e-6)
 
 
+def test_a_model_whose_weights_are_partly_on_disk_is_a_black_box(folders, load, tmp_path):
+    """As device_map= puts them there: accelerate lends them to a block while it runs, and the copy would have none."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    places = {"embeddings": "cpu", "pooler": "cpu", "encoder.layer.0": "cpu"}
+    places |= {f"encoder.layer.{i}": "disk" for i in (1, 2)}
+    options = {"device_map": places, "offload_folder": str(tmp_path)}
+    model = SentenceTransformer(str(folders("bert")), model_kwargs=options)
+    explain_as_black_box(model, r"accelerate has put its weights in several places \(cpu, meta\)")
+    why = Explainer(model, method="shapley").explain(*PAIR)
+    np.testing.assert_allclose(why.matrix, Explainer(load(), method="shapley").explain(*PAIR).matrix, atol=1e-5)
+
+
 def test_another_backend_is_a_black_box(load):
     """As backend="onnx" and "openvino" load them: a runtime in the transformer's place."""
 

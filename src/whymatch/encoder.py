@@ -293,6 +293,9 @@ def find_obstacle(model: Any) -> str | None:
     backends = {getattr(each, "backend", "torch") for each in model.modules()} - {"torch"}
     if backends:
         return f"it runs with {min(map(str, backends))}"
+    places = {str(weight.device) for weight in model.parameters()}
+    if len(places) > 1 and any("_hf_hook" in vars(module) for module in model.modules()):
+        return f"accelerate has put its weights in several places ({', '.join(sorted(places))})"
     for path, module in model.named_modules():
         kinds = {weight.dtype for weight in module.parameters(recurse=False)}
         # Eight-bit numbers are multiplied by scales that are kept elsewhere.

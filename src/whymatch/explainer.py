@@ -190,11 +190,10 @@ class Explainer(SearchMixin):
     ) -> Explainer:
         """Make an explainer like the one that computed results with these settings; its model may have moved."""
         if settings.path in PATHLESS:
-            sampled = settings.path == "shapley"
             return cls(
                 model or settings.model,
                 device=device,
-                method="shapley" if sampled and not callable(model) else None,
+                method="shapley" if settings.path == "shapley" else None,
                 fold_reference=settings.fold_reference,
                 similarity=settings.similarity,  # type: ignore[arg-type]  # checked here as anybody's are
                 samples=settings.steps,
