@@ -136,13 +136,35 @@ def test_what_special_tokens_hold_can_be_handed_on(backbone, path):
     assert abs(shared.matrix[:, special]).max() < 1e-3
 
 
+def test_a_batch_of_pairs(backbone, whymatch, tmp_path):
+    """Texts that rows share are decomposed in each window anew; an index is refused before anything is embedded."""
+    from conftest import read_rows
+
+    model = colbert(backbone)
+    model.save_pretrained(str(tmp_path / "model"))
+    documents = [PAIR[1], "A man is slicing bread."]
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("text_a,text_b\n" + "".join(f'"{PAIR[0]}","{document}"\n' for document in documents))
+    options = ("--model", str(tmp_path / "model"))
+    out, _ = whymatch("batch", str(pairs), str(tmp_path / "out"), *options, model=False)
+    assert "written: 2 rows" in out
+    rows = {row["text_b"]: row for row in read_rows(tmp_path / "out")}
+    for document in documents:
+        assert rows[document]["score"] == pytest.approx(own_score(model, PAIR[0], document), rel=1e-5)
+        assert np.array(rows[document]["matrix"]).sum() == pytest.approx(rows[document]["score"], rel=1e-3)
+    (tmp_path / "documents.txt").write_text("\n".join(documents))
+    corpus = (str(tmp_path / "documents.txt"), str(tmp_path / "index"))
+    _, err = whymatch("index", "build", *corpus, *options, code=2, model=False)
+    assert "an index keeps one vector for each text, and" in err
+
+
 def test_what_cannot_be_done_is_said(backbone, tmp_path):
     from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
 
     from whymatch.corpus import Index
 
     model = colbert(backbone)
-    with pytest.raises(ValueError, match=r"an index keeps one vector for each text, .* gives several; use rank or"):
+    with pytest.raises(ValueError, match=r"an index keeps one vector for each text, .* gives several; use rank, which"):
         Index.build(["coffee"], tmp_path / "index", Explainer(model))
     with pytest.raises(ValueError, match=r"similarity='cosine' is not known; choose 'maxsim', 'meanmaxsim'"):
         Explainer(model, similarity="cosine")

@@ -223,11 +223,6 @@ class Explainer(SearchMixin):
         if isinstance(self._method, Method) and not isinstance(self._method.reference, str):
             name = self.settings.reference
             raise ValueError(f"{what} cannot remember a reference that is a function, {name}; give a token or a text")
-        if self.settings.similarity in MAXSIM:
-            raise ValueError(
-                f"{what} keeps one vector for each text, and {self.settings.model!r} gives several; use rank or "
-                "explain_many"
-            )
         if self._groups is not None:
             raise ValueError(
                 f"{what} is of tokens, not of groups={self._groups!r:.60}; words can be made of them later"

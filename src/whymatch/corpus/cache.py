@@ -12,13 +12,15 @@ from whymatch.decomposition import Decomposition
 from whymatch.explainer import Explainer
 from whymatch.inputs import EncodeOptions
 from whymatch.ranking import differ
+from whymatch.settings import MAXSIM
 
 
 class Cache:
     """Decomposes texts, and keeps those that will be needed again.
 
     What an interrupted job left in the folder is used if the same model made it with the same settings, and deleted
-    otherwise. A service's model is the same if it gives a stored text the same vector.
+    otherwise. A service's model is the same if it gives a stored text the same vector. Of multi-vector encoders nothing
+    is kept: a store has one vector for each text.
 
     Args:
         explainer: decomposes the texts.
@@ -42,7 +44,9 @@ class Cache:
         self._reading = reading
         self._is_needed_again = is_needed_again
         self._places: dict[int, int] = {}  # of texts in the store, by their hashes
-        self._open()
+        self._keeps = explainer.settings.similarity not in MAXSIM
+        if self._keeps:
+            self._open()
 
     def _open(self) -> None:
         explainer = self._explainer
@@ -86,6 +90,8 @@ class Cache:
 
     def keep(self, decompositions: Sequence[Decomposition]) -> None:
         """Store the decompositions of texts that will be needed again."""
+        if not self._keeps:
+            return
         new = {hash_text(each.text): each for each in decompositions}
         new = {key: each for key, each in new.items() if self._is_needed_again(key) and key not in self._places}
         start = len(self._store)

@@ -28,7 +28,7 @@ from whymatch.files import lock_folder, make_folder
 from whymatch.inputs import EncodeOptions
 from whymatch.ranking import Document, Ranking, differ, lengths_of, top_of
 from whymatch.readings import PLAIN, Both
-from whymatch.settings import Settings, check_top
+from whymatch.settings import MAXSIM, Settings, check_top
 from whymatch.words import Groups, check_text, quote
 
 SHARD = 256  # documents that are written together, at most
@@ -88,7 +88,7 @@ class Index:
                 as its ``encode_query`` and ``encode_document`` do.
             watch: called with the number of documents that are done.
         """
-        explainer.check_portable("an index")
+        check_indexable(explainer)
         readings = explainer.readings(task, prompt_name, prompt)
         identity = explainer.identity
         if store not in KEPT:
@@ -337,8 +337,19 @@ class Index:
         return Background.of(np.concatenate(rows), self.store.settings.similarity)
 
 
+def check_indexable(explainer: Explainer) -> None:
+    """Raise an error if an index could not keep what an explainer computes, or could not be opened again."""
+    explainer.check_portable("an index")
+    if explainer.settings.similarity in MAXSIM:
+        raise ValueError(
+            f"an index keeps one vector for each text, and {explainer.settings.model!r} gives several; use rank, "
+            "which embeds the documents each time"
+        )
+
+
 def estimate(documents: Sequence[Document], explainer: Explainer, store: Kept = "none") -> float:
     """Estimate how many seconds a build takes on this machine, from a few of its documents."""
+    check_indexable(explainer)
     by_length = sorted(documents, key=lambda document: len(document.text))
     sample = [by_length[(2 * i + 1) * len(by_length) // 8] for i in range(4)] if len(by_length) > 4 else by_length
     if not sample:
