@@ -78,3 +78,10 @@ def test_black_boxes_follow_them_too(load):
     model.disable_adapters()
     off = check(model, explainer)
     assert abs(off.matrix - on.matrix).max() > 1e-3
+    model.enable_adapters()
+    identity = explainer.identity
+    for layer in model.modules():
+        if hasattr(layer, "set_scale"):
+            layer.set_scale("first", 3.0)
+    assert abs(check(model, explainer).matrix - on.matrix).max() > 1e-3
+    assert explainer.identity != identity

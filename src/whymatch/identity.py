@@ -88,7 +88,7 @@ def _module_settings(name: str, module: Any) -> Iterator[Any]:
         yield name, type(module).__name__, module.extra_repr()
     config: Any = getattr(module, "config", None)
     if name and hasattr(config, "to_dict"):
-        yield name, config.model_type, _transformer_settings(config), sorted(_adapters(module))
+        yield name, config.model_type, _transformer_settings(config), list(_adapters(module))
         return
     for child_name, child in module.named_children():
         yield from _module_settings(f"{name}.{child_name}".lstrip("."), child)
@@ -106,10 +106,12 @@ def _transformer_settings(config: Any) -> dict[str, Any]:
     }
 
 
-def _adapters(module: Any) -> set[str]:
-    """Return the names of the active adapters (of the library peft); a model holds the weights of inactive ones too."""
-    layers = [each for each in module.modules() if isinstance(getattr(each, "disable_adapters", None), bool)]
-    return {name for each in layers if not each.disable_adapters for name in each.active_adapters}
+def _adapters(module: Any) -> Iterator[tuple[str, str, float]]:
+    """Yield each layer's active adapters (of the library peft) and their scales; weights alone do not tell them."""
+    for place, layer in module.named_modules():
+        if isinstance(getattr(layer, "disable_adapters", None), bool) and not layer.disable_adapters:
+            for name in sorted(layer.active_adapters):
+                yield place, name, float(getattr(layer, "scaling", {}).get(name, 1))
 
 
 def _weights_state(model: Any) -> Hashable:
