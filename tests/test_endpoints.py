@@ -20,6 +20,7 @@ import whymatch.endpoints
 from conftest import read_rows, serve
 from whymatch import Explainer, endpoint, retries
 from whymatch.corpus import Index
+from whymatch.endpoints import Endpoint
 from whymatch.retries import ServiceError
 
 PAIR = ("The coffee is not good.", "This is bad coffee.")
@@ -297,7 +298,7 @@ def test_a_batch_is_explained_by_a_service(server, whymatch, tmp_path, monkeypat
     out, err = whymatch("batch", str(pairs), str(tmp_path / "out"), *options, model=False)
     assert "written: 2 rows" in out
     assert "1 bad rows" in out
-    assert "will be sent 100 texts or fewer" in err  # 4 + 64 + 32: each text once
+    assert "will embed 100 texts or fewer" in err  # 4 + 64 + 32: each text once
     assert "embedded in" in err
     here = Explainer(server.model, method="shapley").explain("bad coffee", PAIR[1])
     (row,) = [row for row in read_rows(tmp_path / "out") if row["text_b"] == PAIR[1]]
@@ -320,7 +321,7 @@ def test_the_explorer_asks_a_service(server, whymatch, monkeypatch):
     served = []
     monkeypatch.setattr(module, "run", lambda app, *_: served.append(app))
     _, err = whymatch("serve", "--port", "0", "--endpoint", server.url, "--model", "tiny", model=False)
-    assert f"tiny at {server.url} will be sent 1,024 texts or fewer for each text" in err
+    assert f"tiny at {server.url} will embed 1,024 texts or fewer for each text" in err
     client = TestClient(served[0], base_url="http://127.0.0.1")
     (model,) = client.get("/api/models").json()
     assert (model["layers"], model["path"]) == (0, "shapley")
@@ -352,7 +353,7 @@ def test_another_model_behind_the_same_address_is_noticed(server, load, tmp_path
 def test_the_command_line(server, whymatch, tmp_path):
     options = ("--endpoint", server.url, "--model", "tiny", "--key-env", "SOME_KEY")
     out, err = whymatch("explain", *PAIR, *options, "--json", str(tmp_path / "why.json"), model=False)
-    assert f"tiny at {server.url} will be sent 96 texts or fewer" in err
+    assert f"tiny at {server.url} will embed 96 texts or fewer" in err
     assert "texts (" in err
     assert "characters) embedded in" in err
     assert "Shapley values" in out
@@ -365,24 +366,42 @@ def test_the_command_line(server, whymatch, tmp_path):
     index = str(tmp_path / "index")
     out, err = whymatch("index", "build", str(tmp_path / "documents.txt"), index, *options, model=False)
     assert "2 documents" in out
-    assert "will be sent 2 texts or fewer" in err
+    assert "will embed 2 texts or fewer" in err
     stored = (str(tmp_path / "stored"), "--store", "tokens")
     _, err = whymatch("index", "build", str(tmp_path / "documents.txt"), *stored, *options, model=False)
-    assert "will be sent 96 texts or fewer" in err
+    assert "will embed 96 texts or fewer" in err
     out, err = whymatch("highlight", "bad coffee", str(tmp_path / "documents.txt"), *options, model=False)
     assert "coffee" in out
     assert "or fewer" in err
     out, _ = whymatch("index", "search", "bad coffee", index, *options, model=False)
     assert "bad coffee" in out
-    out, _ = whymatch("explain", *PAIR, "--method", "shapley", "--mask", "…")
+    out, err = whymatch("explain", *PAIR, "--method", "shapley", "--mask", "…")
     assert "words replaced by" in " ".join(out.split())
+    assert "will embed 96 texts or fewer" in err
     (tmp_path / "more.txt").write_text("A man is slicing bread.")
     _, err = whymatch("index", "add", str(tmp_path / "more.txt"), index, *options, model=False)
-    assert "will be sent 1 texts or fewer" in err
+    assert "will embed 1 texts or fewer" in err
     assert "2 texts (" in err  # the text that was added, and one of the index, whose vector must be the same as ever
     _, err = whymatch("index", "search", "bad coffee", index, *options, "--top", "1", model=False)
-    assert "will be sent 68 texts or fewer" in err  # 4 for the query and 64 for a document of six words
+    assert "will embed 68 texts or fewer" in err  # 4 for the query and 64 for a document of six words
     _, err = whymatch("explain", *PAIR, "--key-env", "SOME_KEY", code=2)
     assert "--key-env and --allow-http are for --endpoint" in err
     _, err = whymatch("explain", *PAIR, "--endpoint", "http://host/v1", code=2)
     assert "is not encrypted" in err
+
+
+@pytest.mark.parametrize(("fault", "code"), [(status(401), 2), (KeyboardInterrupt(), 130)])
+def test_what_was_spent_is_said_when_a_command_fails_or_is_stopped(server, whymatch, monkeypatch, fault, code):
+    ask = Endpoint.request
+
+    def request(self, texts):
+        if len(server.requests) == 1:
+            if isinstance(fault, KeyboardInterrupt):
+                raise fault
+            server.faults.append(fault)
+        return ask(self, texts)
+
+    monkeypatch.setattr(Endpoint, "request", request)
+    _, err = whymatch("explain", *PAIR, "--endpoint", server.url, "--model", "tiny", code=code, model=False)
+    assert "embedded in 2 calls" in err
+    assert ("answers 401" in err) == (code == 2)

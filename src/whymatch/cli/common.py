@@ -209,14 +209,23 @@ def reading_of(prompt_name: str | None, task: str | None) -> dict[str, Any]:
 
 
 def echo_cost(explainer: Explainer, most: int, each: str = "") -> None:
-    """Say how many texts a service may be sent, before any is: each may cost money."""
-    echo(f"whymatch: {explainer.settings.model} will be sent {most:,} texts or fewer{each}", err=True)
+    """Say how many texts a black box may have to embed, before any is: of a service, each may cost money."""
+    echo(f"whymatch: {explainer.settings.model} will embed {most:,} texts or fewer{each}", err=True)
 
 
-def echo_usage(explainer: Explainer) -> None:
-    """Say how many texts a black box has embedded."""
-    if explainer.usage.texts:
-        echo(f"whymatch: {explainer.usage}", err=True)
+def is_black_box(explainer: Explainer) -> bool:
+    """Whether an explainer embeds parts of a text, many times over."""
+    return explainer.settings.path == "shapley"
+
+
+@contextmanager
+def echo_usage(explainer: Explainer) -> Iterator[None]:
+    """Say in the end how many texts a black box has embedded, also if it was stopped or has failed."""
+    try:
+        yield
+    finally:
+        if explainer.usage.texts:
+            echo(f"whymatch: {explainer.usage}", err=True)
 
 
 def names_of(columns: str | None) -> list[str] | None:

@@ -33,6 +33,7 @@ from whymatch.cli.common import (
     echo_cost,
     echo_usage,
     groups_of,
+    is_black_box,
     make_explainer,
     most_of,
     names_of,
@@ -109,10 +110,10 @@ def batch(
         echo(table.describe(named))
         options = {"layer": layer, "detail": detail, "path": path, "tolerance": tolerance, "method": method}
         explainer = make_explainer(model, endpoint, key_env, allow_http, **options)
-        if endpoint is not None:
+        if is_black_box(explainer):
             cells = (row.text(name) for row in table.rows() for name in named)
             echo_cost(explainer, explainer.foresee(list({text for text, problem in cells if problem is None})))
-        with bar("rows") as rows:
+        with echo_usage(explainer), bar("rows") as rows:
 
             def watch(progress: Progress) -> None:
                 rows.update(progress.done, progress.rows)
@@ -130,7 +131,6 @@ def batch(
                 watch=watch,
                 **reading_of(prompt_name, task),
             )
-    echo_usage(explainer)
     place = f", listed in {job_folder(out) / ERRORS}" if result.bad else ""
     echo(f"written: {result.done - result.bad:,} rows to {out}; {result.bad:,} bad rows{place}")
 
@@ -191,7 +191,7 @@ def build(
         seconds = estimate(documents, explainer, store)  # type: ignore[arg-type]  # checked above
         what = "embed" if store == "none" else f"embed and decompose ({store})"
         echo(f"{len(documents):,} documents to {what}: about {_duration(seconds)} on this machine", err=True)
-    with bar("documents", len(documents)) as counter:
+    with echo_usage(explainer), bar("documents", len(documents)) as counter:
         index = Index.build(
             documents,
             folder,
@@ -203,7 +203,6 @@ def build(
             watch=counter.update,
             **reading_of(prompt_name, task),
         )
-    echo_usage(explainer)
     echo(f"written: {len(index):,} documents to {folder}")
 
 
@@ -232,11 +231,10 @@ def add(
     with standard_input(corpus) as source:
         documents = read_documents(source, column)
     index = Index.open(folder, choose_model(model, endpoint, key_env, allow_http))
-    if endpoint is not None:
+    if is_black_box(index.explainer):
         echo_cost(index.explainer, _most_texts(index.explainer, documents, index.store.kept))
-    with bar("documents", len(documents)) as counter:
+    with echo_usage(index.explainer), bar("documents", len(documents)) as counter:
         index.add(documents, replace=replace, ray=cluster, watch=counter.update)
-    echo_usage(index.explainer)
     echo(f"written: {len(documents):,} documents to {folder}, {len(index):,} in all")
 
 
@@ -277,14 +275,14 @@ def search(
     ranks, chosen = ranks_of(versus), groups_of(groups)
     index = Index.open(folder, choose_model(model, endpoint, key_env, allow_http))
     explained = most_of(top, ranks)
-    if endpoint is not None:
+    if is_black_box(index.explainer):
         both = chosen if isinstance(chosen, tuple) else (chosen, chosen)
         most = index.explainer.foresee([query], both[0])
         if index.store.kept == "none" or chosen is not None:  # hits are explained now: those that would cost most
             most += index.explainer.foresee(sorted(index.store.texts(), key=len)[-explained:], both[1])
         echo_cost(index.explainer, most)
-    show_ranking(index.search(query, top=explained, groups=chosen), json, html, ranks)
-    echo_usage(index.explainer)
+    with echo_usage(index.explainer):
+        show_ranking(index.search(query, top=explained, groups=chosen), json, html, ranks)
 
 
 def _most_texts(explainer: Explainer, documents: Sequence[Document], store: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -35,6 +36,7 @@ from whymatch.cli.common import (
     echo_cost,
     echo_usage,
     groups_of,
+    is_black_box,
     is_standard,
     make_explainer,
     most_of,
@@ -162,17 +164,16 @@ def explain(
         )
     reads_pictures = "image" in getattr(explainer.model, "modalities", ())
     a, b = (_picture_path(text) if reads_pictures else text for text in (text_a, text_b))
-    if endpoint is not None:
+    if is_black_box(explainer):
         both = chosen if isinstance(chosen, tuple) else (chosen, chosen)
         most = sum(explainer.foresee([text], unit) for text, unit in zip((text_a, text_b), both, strict=True))
         echo_cost(explainer, most)
     reading = reading_of(prompt_name, task)
-    with progress.showing():
+    with echo_usage(explainer), progress.showing():
         if missing:
             why = _decompose_both(explainer, (a, b), chosen, **reading)
         else:
             why = explainer.explain(a, b, groups=chosen, **reading)
-    echo_usage(explainer)
     view = why.words() if words else why
     if json is not None and not is_standard(json):
         view.save(json)
@@ -223,15 +224,15 @@ def rank(
         model, endpoint, key_env, allow_http, layer=layer, detail=detail, path=path, method=method
     )
     explained = most_of(top, ranks)
-    if endpoint is not None:
+    if is_black_box(explainer):
         texts = sorted((document.text for document in documents), key=len)
         both = chosen if isinstance(chosen, tuple) else (chosen, chosen)
         longest = explainer.foresee(texts[-explained:], both[1])  # those that would cost most
         echo_cost(explainer, len(texts) + explainer.foresee([query], both[0]) + longest)
-    with progress.showing():
-        ranking = explainer.rank(query, documents, explained, groups=chosen, **reading_of(prompt_name, task))
-    show_ranking(ranking, json, html, ranks)
-    echo_usage(explainer)
+    with echo_usage(explainer):
+        with progress.showing():
+            ranking = explainer.rank(query, documents, explained, groups=chosen, **reading_of(prompt_name, task))
+        show_ranking(ranking, json, html, ranks)
 
 
 def highlight(
@@ -277,25 +278,25 @@ def highlight(
     explainer = make_explainer(
         model, endpoint, key_env, allow_http, layer=layer, detail=detail, path=path, method=method
     )
-    if endpoint is not None:
+    if is_black_box(explainer):
         echo_cost(explainer, 1 + explainer.foresee([document.text for document in documents]))
-    every = explainer.highlight_many(query, documents, unit, top, **reading_of(prompt_name, task))  # type: ignore[arg-type]
     lines = []
-    for document, highlights in zip(documents, every, strict=True):
-        about = {"id": document.id, "title": document.title, "metadata": document.metadata}
-        if len(documents) == 1 and save_result(highlights, json, html, about if any(about.values()) else {}):
-            break
-        if len(documents) > 1 and json is not None:
-            lines.append(dumps(about | highlights.to_dict(), ensure_ascii=False))
-        if not is_standard(json):
-            if document.title or document.id:
-                echo(document.title or document.id)
-            show(terminal.highlights(highlights))
+    with echo_usage(explainer):
+        every = explainer.highlight_many(query, documents, unit, top, **reading_of(prompt_name, task))  # type: ignore[arg-type]
+        for document, highlights in zip(documents, every, strict=True):
+            about = {"id": document.id, "title": document.title, "metadata": document.metadata}
+            if len(documents) == 1 and save_result(highlights, json, html, about if any(about.values()) else {}):
+                break
+            if len(documents) > 1 and json is not None:
+                lines.append(dumps(about | highlights.to_dict(), ensure_ascii=False))
+            if not is_standard(json):
+                if document.title or document.id:
+                    echo(document.title or document.id)
+                show(terminal.highlights(highlights))
     if lines and is_standard(json):
         typer.echo("\n".join(lines))
     elif lines and json is not None:
         write_text(json, "\n".join(lines) + "\n")
-    echo_usage(explainer)
 
 
 def _read_passages(path: Path) -> list[Document]:
@@ -347,12 +348,15 @@ def serve(
     explainers = [
         make_explainer(name, endpoint, key_env, allow_http, layer=layer, method=method) for name in (model or (None,))
     ]
-    if endpoint is not None:
-        for explainer in explainers:
-            echo_cost(explainer, BUDGET, " for each text that is explained, or more if it has over 250 words")
+    for explainer in filter(is_black_box, explainers):
+        echo_cost(explainer, BUDGET, " for each text that is explained, or more if it has over 250 words")
     echo(f"whymatch explorer: http://{host}:{port}/  (Ctrl-C stops it)")
     hosts = [host, *(allow_host or [])]
-    run(create_app(explainers, hosts=hosts, embed_in=embed_in or (), **reading_of(prompt_name, task)), host, port)
+    app = create_app(explainers, hosts=hosts, embed_in=embed_in or (), **reading_of(prompt_name, task))
+    with ExitStack() as stack:
+        for explainer in explainers:
+            stack.enter_context(echo_usage(explainer))
+        run(app, host, port)
 
 
 def models() -> None:
