@@ -182,6 +182,18 @@ def test_other_answers_are_errors(server, fault, message):
     assert KEY not in str(error.value)
 
 
+def test_a_service_that_refuses_the_format_is_asked_without(server):
+    """As LiteLLM does for some providers: floats are what they give anyway."""
+    refusal = "UnsupportedParamsError: voyage does not support parameters: {'encoding_format': 'float'}"
+    client = endpoint(server.url, batch_size=1)
+    server.faults.append(status(400, text=refusal))
+    assert client(["coffee", "tea"]).shape == (2, 16)
+    assert ["encoding_format" in request for request in server.requests] == [True, False, False]
+    server.faults.append(status(400, text=refusal))
+    with pytest.raises(ServiceError, match="voyage does not support"):
+        client(["coffee"])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

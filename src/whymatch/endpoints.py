@@ -95,6 +95,7 @@ class Endpoint:
             raise ValueError(f"batch_size={self.batch_size!r} is not a number of texts; give 1 or more")
         if not self.timeout > 0:
             raise ValueError(f"timeout={self.timeout!r} is not a number of seconds")
+        self._format = {"encoding_format": "float"}
         self._key()  # a missing key is an error now, not when the first text is embedded
         handlers = [urllib.request.HTTPSHandler(context=ssl.create_default_context()), _NoRedirects()]
         if _is_here(urlsplit(self.url).hostname or ""):
@@ -124,8 +125,19 @@ class Endpoint:
 
     def request(self, texts: list[str]) -> NDArray[np.floating]:
         """Embed texts by one request; a failure that may pass is a :class:`whymatch.retries.BusyError`."""
+        try:
+            return self._post(texts)
+        except ServiceError as error:
+            # Some providers behind LiteLLM refuse the format even if it is their own; others do not go without.
+            # https://github.com/BerriAI/litellm/issues/33173
+            if not self._format or "encoding_format" not in str(error):
+                raise
+            self._format = {}
+            return self._post(texts)
+
+    def _post(self, texts: list[str]) -> NDArray[np.floating]:
         # Most services refuse an empty text; a space is as empty to a tokenizer.
-        body: dict[str, Any] = {"input": [text or " " for text in texts], "encoding_format": "float"}
+        body: dict[str, Any] = {"input": [text or " " for text in texts], **self._format}
         if self.model is not None:
             body["model"] = self.model
         if self.dimensions is not None:
