@@ -38,7 +38,7 @@ def test_values_in_cells_keep_their_digits():
     "why", [explanation(), large_explanation(), explanation(tokens_a=("$x^2$", "a_b", "\\frac", "名"))]
 )
 def test_the_heat_map_is_drawn(why, tmp_path):
-    figure, axes = why.plot()
+    figure, axes = why.plot(top=60)
     assert [label.get_text().replace("\\$", "$") for label in axes.get_yticklabels()] == list(why.tokens_a)
     assert f"{why.score:.4f}" in axes.get_title()
     low, high = axes.images[0].get_clim()
@@ -76,7 +76,7 @@ def test_links_are_drawn_without_collisions(why, tmp_path):
 
 @pytest.mark.parametrize("size", [5, 60])
 def test_labels_of_the_heat_map_do_not_collide(size, tmp_path):
-    figure, axes = large_explanation(size, size).plot()
+    figure, axes = large_explanation(size, size).plot(top=60)
     figure.savefig(tmp_path / "map.png")
     renderer = figure.canvas.get_renderer()
     for labels, low, high in ((axes.get_xticklabels(), "x0", "x1"), (axes.get_yticklabels(), "y0", "y1")):
@@ -121,6 +121,29 @@ def test_links_of_a_long_text_are_those_of_the_whole():
     for row in rows:
         assert tints[f"token{row}"] == pytest.approx(np.array(shade(totals[row], largest)) / 255)
     assert max(large_explanation(200, 60).plot("links")[0].get_size_inches()) < 30
+
+
+@pytest.mark.parametrize("kind", ["heatmap", "links"])
+def test_a_passage_of_200_words_has_a_figure_of_a_sensible_size(kind):
+    why = large_explanation(12, 200)
+    figure, axes = why.plot(kind)
+    assert max(figure.get_size_inches()) < 14
+    assert "the strongest 12 of 12" in axes.get_title()
+    assert "of 200" in axes.get_title()
+    assert f"error {why.error:.0e}" in axes.get_title(), "what is not drawn is no error"
+    assert figure.get_size_inches()[0] < why.plot(kind, top=100)[0].get_size_inches()[0]
+
+
+def test_long_titles_of_documents_fit_into_the_figure(tmp_path):
+    title = "1. How do I return something that I bought in another country?"
+    contrast = replace(a_contrast(), query="how long does it take " * 9, name_a=title, name_b=title)
+    figure, axes = contrast.plot()
+    figure.savefig(tmp_path / "contrast.png")
+    renderer = figure.canvas.get_renderer()
+    for text in (axes.title, axes.xaxis.label):
+        box = text.get_window_extent(renderer)
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
 
 
 def a_contrast():

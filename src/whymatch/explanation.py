@@ -452,15 +452,14 @@ class Explanation:
         Args:
             kind: "heatmap" or "links".
             ax: where to draw; None makes a figure.
-            top: the largest number of rows, and of columns, to draw: those that matter most, in order. None is as
-                many as can be read, 60 of a heat map and 24 of a line of text.
+            top: the largest number of rows, and of columns, to draw: those that matter most, in order. None is as many
+                as can be read in a figure about a foot wide.
         """
         from whymatch.views import figures
 
         if kind not in figures.KINDS:
             raise ValueError(f"kind={kind!r} is not known; choose {', '.join(map(repr, figures.KINDS))}")
-        draw = figures.KINDS[kind]
-        return draw(self, ax) if top is None else draw(self, ax, check_top(top, what="rows and columns"))
+        return figures.KINDS[kind](self, ax, None if top is None else check_top(top, what="rows and columns"))
 
     def to_html(self, begin: Literal["tokens", "words"] | None = None) -> str:
         """Return a self-contained page that loads nothing from the network.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from whymatch.highlights import Highlights
 
 
-TOP = 60  # rows, and columns, of a figure that can still be read
-LINKED = 24  # tokens of a text on one line, likewise
+TOP = 30  # rows, and columns, of a heat map of about a foot
+LINE = 110  # letters of a line of words of that length
 
 
 def require_matplotlib() -> None:
@@ -34,16 +34,17 @@ def require_matplotlib() -> None:
         raise ImportError("figures need matplotlib: pip install 'whymatch[plot]'") from None
 
 
-def heatmap(why: Explanation, ax: Axes | None = None, top: int = TOP) -> tuple[Figure, Axes]:
+def heatmap(why: Explanation, ax: Axes | None = None, top: int | None = None) -> tuple[Figure, Axes]:
     """Draw the matrix, text a down and text b across, in colours centred on zero.
 
     Args:
         why: the explanation.
         ax: where to draw; None makes a figure.
-        top: the most rows, and the most columns, that are drawn: those that matter most, in their order.
+        top: the most rows, and the most columns, that are drawn: those that matter most, in their order. None is as
+            many as a figure has room for.
     """
     require_matplotlib()
-    down, across = _strongest(why, top)
+    down, across = _strongest(why, (top or TOP, top or TOP))
     matrix = why.matrix[np.ix_(down, across)]
     rows, columns = matrix.shape
     cell = 0.55 if max(rows, columns) <= 16 else 0.32
@@ -68,19 +69,20 @@ def heatmap(why: Explanation, ax: Axes | None = None, top: int = TOP) -> tuple[F
     return figure, axes
 
 
-def links(why: Explanation, ax: Axes | None = None, top: int = LINKED) -> tuple[Figure, Axes]:
+def links(why: Explanation, ax: Axes | None = None, top: int | None = None) -> tuple[Figure, Axes]:
     """Draw one text above the other, with bold links for the alignment and thin ones for the next strongest pairs.
 
     Args:
         why: the explanation.
         ax: where to draw; None makes a figure.
-        top: the most tokens of a text that are drawn: those that matter most, in their order.
+        top: the most tokens of a text that are drawn: those that matter most, in their order. None is as many as a
+            line has room for.
     """
     require_matplotlib()
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    kept = _strongest(why, top)
+    kept = _strongest(why, (_fitting(why, 0), _fitting(why, 1)) if top is None else (top, top))
     numbers = [{token: place for place, token in enumerate(side)} for side in kept]
     aligned = {(link.i, link.j) for link in why.align().links if link.i in numbers[0] and link.j in numbers[1]}
     weights = np.abs(why.matrix[np.ix_(*kept)])
@@ -140,7 +142,7 @@ def contrast(contrast: Contrast, ax: Axes | None = None, top: int | None = None)
     if len(kept) < len(values):
         names.append(f"the other {len(values) - len(kept)}")
         shown = np.append(shown, values.sum() - shown.sum())
-    figure, axes = _figure(6.4, 1.5 + 0.28 * len(names), ax)
+    figure, axes = _figure(6.4, 2.0 + 0.28 * len(names), ax)
     largest = float(np.abs(shown).max(initial=0)) or 1.0
     colours = [np.array(POSITIVE if value > 0 else NEGATIVE) / 255 for value in shown]
     axes.barh(range(len(names)), shown, color=colours, height=0.72)
@@ -155,12 +157,13 @@ def contrast(contrast: Contrast, ax: Axes | None = None, top: int | None = None)
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    first, second = _label(contrast.name_a, 32), _label(contrast.name_b, 32)
-    axes.set_xlabel(f"← for {second}      what a word of the query says      for {first} →")
+    # Titles of documents may be long: each has a line of its own.
+    first, second = _label(contrast.name_a, 48), _label(contrast.name_b, 48)
+    axes.set_xlabel(f"← for {second}\nfor {first} →", fontsize=9)
     axes.set_title(
-        f"{_label(contrast.query, 80)}\n{first} {contrast.score_a:.4f} − {second} {contrast.score_b:.4f} = "
-        f"{contrast.difference:+.4f}, the sum of the bars, error {contrast.error:.0e}",
-        fontsize=10,
+        f"{_label(contrast.query, 64)}\n{contrast.score_a:.4f}  {first}\n− {contrast.score_b:.4f}  {second}\n"
+        f"= {contrast.difference:+.4f}, the sum of the bars, error {contrast.error:.0e}",
+        fontsize=9,
     )
     return figure, axes
 
@@ -318,10 +321,19 @@ def _largest(weights: Any, count: int) -> list[int]:
     return sorted(np.argsort(-weights, kind="stable")[:count].tolist())
 
 
-def _strongest(why: Explanation, top: int) -> tuple[list[int], list[int]]:
-    """The rows and the columns that matter most."""
+def _strongest(why: Explanation, counts: tuple[int, int]) -> tuple[list[int], list[int]]:
+    """So many rows and columns: those that matter most, in their order."""
     magnitude = np.abs(why.matrix)
-    return _largest(magnitude.sum(1), top), _largest(magnitude.sum(0), top)
+    return _largest(magnitude.sum(1), counts[0]), _largest(magnitude.sum(0), counts[1])
+
+
+def _fitting(why: Explanation, side: int) -> int:
+    """How many of the strongest tokens of a text a line has room for, at least one."""
+    tokens, weights = (why.tokens_a, why.tokens_b)[side], np.abs(why.matrix).sum(1 - side)
+    order = np.argsort(-weights, kind="stable").tolist()
+    return next(
+        (n - 1 for n in range(2, len(order) + 1) if _places([tokens[i] for i in order[:n]])[1] > LINE), len(order)
+    )
 
 
 def _figure(width: float, height: float, ax: Axes | None = None) -> tuple[Figure, Axes]:
