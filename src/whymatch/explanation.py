@@ -312,7 +312,8 @@ class Explanation:
         if not self.sums_to_score:
             raise ValueError("means over words do not sum to the score; call highlights on the tokens' explanation")
         totals = self.totals(side)
-        return highlight_side(getattr(self, side), totals, self.score, unit, self.beside(side), top)
+        own, other = (self.a, self.b) if side == "a" else (self.b, self.a)
+        return highlight_side(own, totals, self.score, unit, self.beside(side), top, other.text)
 
     def zoom(
         self, sentence: int | tuple[int, int] | Highlight, side: Literal["a", "b"] = "b", unit: Unit = "tokens"

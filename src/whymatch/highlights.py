@@ -54,6 +54,7 @@ class Highlights(Sequence[Highlight]):
         unit: what a span is: "tokens", "words" or "sentences".
         end: how many characters of the text the model has read; fewer than the text has if it was cut off.
         left_out: the sum of the spans that were not kept.
+        query: the other text of the pair, which the spans match or do not match.
     """
 
     text: str
@@ -62,6 +63,7 @@ class Highlights(Sequence[Highlight]):
     unit: str
     end: int
     left_out: float = 0.0
+    query: str = ""
 
     @overload
     def __getitem__(self, i: int) -> Highlight: ...
@@ -118,6 +120,7 @@ class Highlights(Sequence[Highlight]):
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, strings and numbers."""
         return {
+            "query": self.query,
             "text": self.text,
             "score": self.score,
             "error": self.error,
@@ -191,7 +194,13 @@ def read_end(side: Side) -> int:
 
 
 def highlight_side(
-    side: Side, totals: Floats, score: float, unit: str = "words", beside: float = 0.0, top: int | None = None
+    side: Side,
+    totals: Floats,
+    score: float,
+    unit: str = "words",
+    beside: float = 0.0,
+    top: int | None = None,
+    query: str = "",
 ) -> Highlights:
     """Write a score as a sum over spans of one side.
 
@@ -202,6 +211,7 @@ def highlight_side(
         unit: "words", "sentences" or "tokens".
         beside: what belongs to none of its parts.
         top: keep only this many of the strongest spans, in the order of the text; None keeps all.
+        query: the other text of the pair.
     """
     spans = []
     for low, high, text, members in parts_of(side, unit):
@@ -209,5 +219,5 @@ def highlight_side(
         spans.append(Highlight(low, high, math.fsum(totals[i] for i in members) + extra, text))
     if beside and not (spans and spans[-1].end == spans[-1].start):
         spans.append(Highlight(0, 0, beside, ""))
-    highlights = Highlights(side.text, tuple(spans), score, unit, read_end(side))
+    highlights = Highlights(side.text, tuple(spans), score, unit, read_end(side), query=query)
     return highlights if top is None else highlights.keep(top)

@@ -197,7 +197,7 @@ class SearchMixin:
                 vector = np.asarray(projection.embedding, np.float64)
                 length = float(np.linalg.norm(vector)) if self.settings.similarity == "cosine" else 1.0
                 score -= float(background.mean @ vector) / (length or 1.0)
-            highlights = highlight_side(why.b, why.totals("b"), score, unit, why.beside("b"))
+            highlights = highlight_side(why.b, why.totals("b"), score, unit, why.beside("b"), query=whole.text)
             if not warned:
                 errors = [(highlights.error / why.norms, why.b.nodes)]
                 warned = runner.warn_missed(errors, self.settings.tolerance, "documents")

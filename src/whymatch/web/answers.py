@@ -89,6 +89,7 @@ class HighlightAnswer(SpanAnswer):
 
 
 class HighlightsAnswer(_Answer):
+    query: str
     text: str
     score: float
     error: float
