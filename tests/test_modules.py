@@ -138,8 +138,17 @@ def test_tasks_read_as_encode_query_and_encode_document_do(tmp_path):
     assert given.score == pytest.approx(expected, abs=1e-6)
     a, b = (explainer.decompose([text], task=task)[0] for text, task in zip(PAIR, ("query", "document"), strict=True))
     np.testing.assert_allclose(explainer.pair(a, b).matrix, why.matrix, atol=1e-3)
-    with pytest.raises(ValueError, match="prompt_name='nope': this model has the prompts query, document, other"):
+    with pytest.raises(
+        ValueError, match="there is no prompt 'nope': this model has the prompts query, document, other"
+    ):
         explainer.explain(*PAIR, prompt_name="nope")
+    with pytest.raises(ValueError, match=r"^there is no prompt 'nope': this model has"):
+        explainer.rank(PAIR[0], [PAIR[1]], prompt_name=("query", "nope"))
+    for ask in (explainer.explain, explainer.highlight):
+        with pytest.raises(ValueError, match="there is no task 'search': this model has query and document"):
+            ask(*PAIR, task="search")
+    with pytest.raises(ValueError, match="there is no task 'search'"):
+        explainer.rank(PAIR[0], [PAIR[1]], task="search")
 
 
 def test_one_text_under_two_prompts_is_two_inputs(tmp_path):

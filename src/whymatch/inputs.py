@@ -48,7 +48,12 @@ class EncodeOptions:
         return EncodeOptions(self.task, prompt=self.resolve_prompt(model) or "")
 
     def resolve_prompt(self, model: Any) -> str | None:
-        """Return the prompt that the model's ``encode``, ``encode_query`` or ``encode_document`` would use."""
+        """Return the prompt that the model's ``encode``, ``encode_query`` or ``encode_document`` would use.
+
+        A task or the name of a prompt that the model does not have is an error.
+        """
+        if self.task not in (None, "query", "document") and not _takes_tasks(model):
+            raise ValueError(f"there is no task {self.task!r:.60}: this model has query and document")
         if self.prompt is not None:
             return self.prompt
         name, prompts = self.prompt_name, getattr(model, "prompts", {})  # a function has none
@@ -57,9 +62,17 @@ class EncodeOptions:
             name = next((each for each in usual if each in prompts), getattr(model, "default_prompt_name", None))
             return prompts.get(name) if name is not None else None
         if name not in prompts:
-            raise ValueError(f"prompt_name={name!r}: this model has the prompts {', '.join(prompts) or '(none)'}")
+            known = f"the prompts {', '.join(prompts)}" if prompts else "no named prompts"
+            raise ValueError(f"there is no prompt {name!r:.60}: this model has {known}")
         prompt: str = prompts[name]
         return prompt
+
+
+def _takes_tasks(model: Any) -> bool:
+    """Whether a module of the model is told the task: a Router, or one of a model's own, which knows its tasks."""
+    declared = {each for names in (getattr(model, "module_kwargs", None) or {}).values() for each in names}
+    modules = model.modules() if hasattr(model, "modules") else ()
+    return "task" in declared or any("task" in getattr(module, "forward_kwargs", ()) for module in modules)
 
 
 @dataclass(frozen=True)
