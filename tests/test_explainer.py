@@ -107,7 +107,7 @@ def test_another_layer_shares_the_model(load):
     assert other.model is explainer.model
     assert (other.settings.layer, explainer.settings.layer) == (0, 2)
     assert other.explain(*PAIR).layer == 0
-    with pytest.raises(ValueError, match="layer=9 is out of range"):
+    with pytest.raises(ValueError, match="layer 9 is out of range"):
         explainer.at_layer(9)
 
 

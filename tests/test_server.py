@@ -97,10 +97,10 @@ def test_prompts_are_the_models_own_unless_a_request_says_otherwise(tmp_path):
 
 
 def test_documents_come_back_with_their_ids(app):
-    documents = [{"id": "x", "title": "T", "text": "bad coffee", "metadata": {"n": 1}}, "Two dogs run"]
+    documents = [{"id": 7, "title": "T", "text": "bad coffee", "metadata": {"n": 1}}, "Two dogs run"]
     data = ask(app, "POST", "/api/rank", json={"query": "bad coffee", "documents": documents}).json()
     hit = data["hits"][0]
-    assert (hit["id"], hit["title"], hit["metadata"], hit["text"]) == ("x", "T", {"n": 1}, "bad coffee")
+    assert (hit["id"], hit["title"], hit["metadata"], hit["text"]) == ("7", "T", {"n": 1}, "bad coffee")
     assert sum(span["score"] for span in hit["highlights"]) == pytest.approx(hit["score"], abs=1e-3)
 
 
@@ -123,7 +123,19 @@ def test_contrast_and_highlight_answer_what_the_explainer_says(app, explainer):
     [
         ("contrast", {"query": "x", "one": "y"}, "give a second document or a background, and not both"),
         ("contrast", {"query": "x", "one": " ", "other": "z"}, "the first document is empty"),
-        ("contrast", {"query": "x", "one": {"txt": "z"}, "other": "z"}, "the first document"),
+        ("contrast", {"query": "x", "one": {"txt": "z"}, "other": "z"}, "the first document has no text"),
+        ("rank", {"query": "x", "documents": ["y", {"id": 3}]}, "document 2 has no text"),
+        (
+            "rank",
+            {"query": "x", "documents": [{"text": "y", "url": "z"}]},
+            "document 1 has a field 'url', which is not",
+        ),
+        (
+            "rank",
+            {"query": "x", "documents": [{"text": "y", "title": 3}]},
+            "the title of document 1 is 3: input should",
+        ),
+        ("rank", {"query": "x", "documents": ["y"], "top": 0}, "the number of hits or spans is 0: input should be"),
         ("highlight", {"query": "x"}, "the document is missing"),
         ("highlight", {"query": "", "document": "y"}, "the query is empty; give a text"),
         ("rank", {"query": "x", "documents": ["y", "z" * 201]}, "document 2 has 201 characters"),
@@ -191,9 +203,9 @@ def test_every_file_comes_with_a_strict_policy_and_from_here(app, path):
         ({"text_a": "x"}, 422, "the second text is missing"),
         (PAIR | {"text_a": "x" * 201}, 422, "the first text has 201 characters; at most 200 are accepted"),
         (PAIR | {"text_a": 3}, 422, "the first text is not a text: 3"),
-        (PAIR | {"layer": 9}, 422, "layer=9 is out of range; this model has 3 blocks"),
+        (PAIR | {"layer": 9}, 422, "layer 9 is out of range; this model has 3 blocks"),
         (PAIR | {"model": "/etc/passwd"}, 422, "the model '/etc/passwd' is not served here; choose one of"),
-        (PAIR | {"groups": "letters"}, 422, "'groups' is 'letters': input should be 'words' or 'sentences'"),
+        (PAIR | {"groups": "letters"}, 422, "(the groups) is 'letters': input should be 'words' or 'sentences'"),
         (PAIR | {"other": 1}, 422, "'other' is not known; see /docs"),
         (PAIR | {"text_a": "x" * 6000}, 413, "at most 5,000 are accepted"),
         (PAIR | {"text_a": "\ud800"}, 422, "surrogate"),

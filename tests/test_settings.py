@@ -27,10 +27,10 @@ SHAPLEY = {
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"layer": 4}, ValueError, r"layer=4 is out of range; this model has 3 blocks: give 0 .* to 3 .*, or -1"),
-        ({"layer": -5}, ValueError, r"layer=-5 is out of range"),
-        ({"layer": 1.5}, ValueError, r"layer=1.5 is out of range"),
-        ({"layer": True}, ValueError, r"layer=True is out of range"),
+        ({"layer": 4}, ValueError, r"layer 4 is out of range; this model has 3 blocks: give 0 .* to 3 .*, or -1"),
+        ({"layer": -5}, ValueError, r"layer -5 is out of range"),
+        ({"layer": 1.5}, ValueError, r"layer 1.5 is out of range"),
+        ({"layer": True}, ValueError, r"layer True is out of range"),
         ({"tolerance": 0}, ValueError, r"tolerance=0 cannot be met; give 1e-06 to 1"),
         ({"tolerance": -1}, ValueError, r"tolerance=-1 cannot be met"),
         ({"tolerance": 1e-9}, ValueError, r"tolerance=1e-09 cannot be met; give 1e-06 to 1"),
@@ -72,7 +72,7 @@ def test_the_settings_make_the_same_explainer_again(folders):
 def test_layers_are_counted_from_the_input():
     assert [check_layer(layer, 3) for layer in (0, 3, -1, -4, np.int64(2))] == [0, 3, 3, 0, 2]
     for layer in (4, -5, 1.0, True):
-        with pytest.raises(ValueError, match=rf"layer={layer} is out of range; this model has 3 blocks"):
+        with pytest.raises(ValueError, match=rf"layer {layer} is out of range; this model has 3 blocks"):
             check_layer(layer, 3)
 
 

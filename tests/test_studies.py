@@ -669,7 +669,7 @@ def test_the_command_line(whymatch, models, tmp_path):
     _, err = whymatch("study", "layers", *options, "--layers", "2:1,3", code=2, model=False)
     assert "--layers '2:1,3': a study of layer 2 needs 2 or more pairs, not 1" in err
     _, err = whymatch("study", "layers", *options, "--layers", "9", code=2, model=False)
-    assert "layer=9 is out of range" in err
+    assert "layer 9 is out of range" in err
 
 
 def test_a_model_of_queries_and_documents_is_refused(tmp_path):

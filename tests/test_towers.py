@@ -198,7 +198,7 @@ def test_a_layer_that_one_tower_has_not(sighted):
     explainer = Explainer(sighted, layer=2)
     assert explainer.num_layers == 2
     assert explainer.explain("coffee", picture(0)).layer == 2
-    with pytest.raises(ValueError, match="layer=3 is out of range; this model has 2 blocks"):
+    with pytest.raises(ValueError, match="layer 3 is out of range; this model has 2 blocks"):
         Explainer(sighted, layer=3)
 
 

@@ -53,7 +53,7 @@ def test_what_is_pinned_in_the_browser_is_known_in_python(explainer):
 def test_what_goes_wrong_is_said_in_the_widget_and_the_result_stays(explainer):
     view = explainer.explain(*PAIR).widget(explainer)
     view.layer = 9
-    assert "layer=9 is out of range" in view.error
+    assert "layer 9 is out of range" in view.error
     assert view.data["settings"]["layer"] == 2
     assert not view.busy
     with pytest.raises(ValueError, match=r"why.widget\(explainer\) can"):

@@ -136,7 +136,7 @@ def check_layer(layer: int, count: int) -> int:
     """Return the layer counted from 0, for an encoder of ``count`` blocks; negative numbers count from the output."""
     if not is_int(layer) or not -count - 1 <= layer <= count:
         raise ValueError(
-            f"layer={layer!r} is out of range; this model has {count} blocks: give 0 (input embeddings) to {count} "
+            f"layer {layer!r} is out of range; this model has {count} blocks: give 0 (input embeddings) to {count} "
             f"(output), or -1 (output) to {-count - 1}"
         )
     return int(layer) % (count + 1)

@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.staticfiles import StaticFiles
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -97,7 +97,7 @@ class DocumentBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     text: str
-    id: str | None = None
+    id: str | StrictInt | None = None
     title: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
 
@@ -175,7 +175,9 @@ def create_app(
 
     @app.exception_handler(RequestValidationError)
     async def refuse_invalid(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
+        every = error.errors()
+        # What is neither a text nor a document is wrong in two ways: of an object, what it lacks as a document counts.
+        first = next((each for each in every if _of_document(each)), every[0])
         if first["type"] == "json_invalid":
             return refuse(422, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][1]}")
         return refuse(422, _describe_invalid(first))
@@ -332,7 +334,15 @@ _NAMES = {
     "document": "the document",
     "documents": "the list of documents",
     "background": "the list of documents of the background",
+    "top": "the number of hits or spans",
+    "layer": "the layer",
+    "groups": "what is explained (the groups)",
+    "unit": "the unit of the spans",
+    "model": "the name of the model",
+    "task": "the task",
+    "prompt_name": "the name of the prompt",
 }
+DOCUMENT = DocumentBody.__name__
 
 
 def _name_field(place: str) -> str:
@@ -344,12 +354,30 @@ def _name_field(place: str) -> str:
     return _NAMES.get(name, f"{name!r}")
 
 
+def _of_document(error: dict[str, Any]) -> bool:
+    """Whether an error is about a field of a document that was given as an object."""
+    return DOCUMENT in error["loc"] and error["loc"][-1] != DOCUMENT
+
+
+def _describe_document(error: dict[str, Any]) -> str:
+    """Say which field of a document is wrong."""
+    place, field = error["loc"][1:], error["loc"][error["loc"].index(DOCUMENT) + 1]
+    name = _name_field(".".join(map(str, place)))
+    if error["type"] == "missing":
+        return f"{name} has no {field}"
+    if error["type"] == "extra_forbidden":
+        return f"{name} has a field {quote(field)}, which is not known: put it into its metadata"
+    return f"the {field} of {name} is {quote(error.get('input'))}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
 def _describe_invalid(error: dict[str, Any]) -> str:
     """Put what is wrong with a request into a sentence."""
     place = ".".join(map(str, error["loc"][1:]))
     if not place:
         missing = error["type"] == "missing"
         return "the request has no body" if missing else "the body of the request is not an object with its fields"
+    if _of_document(error):
+        return _describe_document(error)
     name, kind = _name_field(place), error["type"]
     if kind == "missing":
         return f"{name} is missing"
