@@ -12,8 +12,9 @@ from rich.console import Console
 
 from conftest import large_explanation
 from test_explanation import explanation
+from whymatch.highlights import Highlight, Highlights
 from whymatch.views.printable import printable
-from whymatch.views.terminal import Report, fit
+from whymatch.views.terminal import Report, fit, highlights
 
 
 def printed(why, width=80, top=5, **options) -> str:
@@ -49,6 +50,15 @@ def test_wide_characters_and_large_values_fit_too():
 def test_colour_can_be_switched_off():
     assert "\x1b[" in printed(explanation(), force_terminal=True, color_system="truecolor")
     assert "\x1b[" not in printed(explanation())
+
+
+def test_what_adds_nothing_has_the_colours_of_the_terminal():
+    """Which may be light or dark."""
+    spans = (Highlight(0, 4, 0.001, "This"), Highlight(5, 11, 0.5, "coffee"))
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="truecolor")
+    console.print(highlights(Highlights("This coffee", spans, 0.501, "words", 11, query="tea")))
+    passage = next(line for line in console.file.getvalue().splitlines() if line.startswith("This "))
+    assert passage.count("48;2;") == 1
 
 
 def test_means_say_so():

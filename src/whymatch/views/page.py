@@ -50,14 +50,18 @@ def ranking_page(ranking: Ranking) -> str:
 
 def contrast_page(contrast: Contrast) -> str:
     """Render a page that says why one document scores higher than another."""
-    heading = f"Why {contrast.name_a} and not {contrast.name_b}, for: {contrast.query}"
+    names = contrast.name_a, contrast.name_b
+    heading = f"Why {names[0]} and not {names[1]}" if contrast.b else f"{names[0]} against what is usual, {names[1]}"
+    heading += f", for: {contrast.query}"
     return _render("whymatchContrast", [contrast.to_dict()], f"{contrast.difference:+.3f}: {contrast.query}", heading)
 
 
 def highlights_page(highlights: Highlights) -> str:
     """Render a page of one text and what its spans add."""
     title = f"{highlights.score:.2f}: {highlights.text[:60]}"
-    return _render("whymatchHighlights", [highlights.to_dict()], title, VIEWS["whymatchHighlights"])
+    query = " ".join(highlights.query.split())
+    heading = f"What of this text matches “{query}”?" if query else VIEWS["whymatchHighlights"]
+    return _render("whymatchHighlights", [highlights.to_dict()], title, heading)
 
 
 # The functions of the page's script, and the headings of their pages.

@@ -25,6 +25,7 @@ CELL = 7  # the width of a column of the matrix
 ROWS = 40  # the most rows of the matrix that are printed
 LONG = 60  # words of a hit that are printed; of a longer one
 SENTENCES = 3  # are, the strongest
+FAINT = 0.05  # of the largest value: less has no colour
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def ranking(ranking: Ranking) -> RenderableType:
     ]
     for hit, highlights in zip(ranking, every, strict=True):
         reasons = (
-            f"{printable(a.word)} {a.total:+.3f}, of it {a.value:+.3f} with “{printable(a.query_word)}”"
+            f"{fit(a.word, 40)} {a.total:+.3f}, of it {a.value:+.3f} with “{fit(a.query_word, 40)}”"
             for a in hit.answers(4)
         )
         name = "  ".join(printable(each) for each in (hit.title, hit.id) if each)
@@ -138,6 +139,7 @@ def highlights(highlights: Highlights) -> RenderableType:
     inside = sum(span.score for span in highlights.in_text)
     others = f", what is not shown {highlights.left_out:+.4f}" if highlights.left_out else ""
     return Group(
+        *([Text(f"for: {printable(highlights.query)}", style="bold")] if highlights.query else []),
         Text.assemble((f"score {highlights.score:.4f}", "bold"), f"  error {highlights.error:.0e}"),
         Text(f"{highlights.unit} {inside:+.4f}, what the model adds to the text {highlights.beside:+.4f}{others}"),
         _legend(largest),
@@ -154,10 +156,10 @@ def _largest_span(*every: Highlights) -> float:
 
 def _legend(largest: float) -> Text:
     """What the colours mean."""
-    text = Text("colours: ", style="dim")
+    text = Text.assemble(("colours: ", "dim"))
     for value in (-1.0, -0.5, 0.0, 0.5, 1.0):
         text.append(f" {value * largest:+.3f} ", _background(value, 1))
-    return text.append(" added to the score")
+    return text.append(" added to the score", "dim")
 
 
 def _passage(words: Highlights, sentences: Highlights | None, largest: float) -> Text:
@@ -269,7 +271,9 @@ def _matrix(why: Explanation, width: int) -> RenderableType:
 
 
 def _background(value: float, largest: float) -> str:
-    """Return the style of a text on the colour of a value."""
+    """Return the style of a text on the colour of a value; of a value near zero, the terminal's own, light or dark."""
+    if abs(value) < FAINT * largest:
+        return ""
     colour = shade(float(value), largest)
     return "{} on rgb({},{},{})".format(ink(colour), *colour)
 
