@@ -76,6 +76,30 @@ def test_rank_hands_ids_back_and_says_why_one_hit_is_above_another(whymatch, art
     assert "whymatchContrast(section" in page.read_text()
 
 
+def test_only_hits_that_are_compared_are_explained(whymatch, articles, monkeypatch):
+    explained = []
+    rank = Explainer.rank
+    monkeypatch.setattr(
+        Explainer, "rank", lambda self, *args, **more: explained.append(args[2]) or rank(self, *args, **more)
+    )
+    whymatch("rank", "bad coffee", str(articles), "--versus", "1,2")
+    assert explained == [2]
+    for ranks, reason in (
+        ("1,9", "there is no hit 9: ranks are 1 to 3"),
+        ("0,1", "is not two ranks, which count from 1"),
+    ):
+        _, err = whymatch("rank", "bad coffee", str(articles), "--versus", ranks, code=2, model=False)
+        assert reason in err
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_standard_input_is_called_by_its_name(whymatch, monkeypatch):
+    type_in(monkeypatch, "\n")
+    assert "whymatch: standard input holds no documents" in whymatch("rank", "bad coffee", "-", code=2)[1]
+    type_in(monkeypatch, '{"text": ""}\n{"text": "bread"}\n')
+    assert "1 row of standard input is left out: row 1: text is empty" in whymatch("rank", "bad coffee", "-")[1]
+
+
 def test_documents_come_from_standard_input(whymatch, monkeypatch, articles):
     type_in(monkeypatch, articles.read_text())
     out, _ = whymatch("rank", "bad coffee", "-")
@@ -105,8 +129,10 @@ def test_highlight_prints_spans(whymatch, monkeypatch, articles, tmp_path):
     assert "id" not in data  # of a text there is nothing else to say
     (tmp_path / "a.txt").write_text("A man is slicing bread.")
     out, _ = whymatch("highlight", "bad coffee", str(tmp_path / "a.txt"), "--html", str(tmp_path / "a.html"))
-    assert out.startswith("score ")
-    assert "whymatchHighlights(section" in (tmp_path / "a.html").read_text()
+    assert out.startswith("for: bad coffee\nscore ")
+    page = (tmp_path / "a.html").read_text()
+    assert "whymatchHighlights(section" in page
+    assert "What of this text matches “bad coffee”?" in page
 
 
 @pytest.mark.filterwarnings("default::UserWarning")
@@ -183,7 +209,7 @@ def test_quiet_prints_score_and_error_only(whymatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["explain", "a", "b", "--layer", "9"], "layer=9 is out of range; this model has 3 blocks"),
+        (["explain", "a", "b", "--layer", "9"], "layer 9 is out of range; this model has 3 blocks"),
         (["explain", "a", "b", "--rule", "simpson"], "rule='simpson' is not known"),
         (["explain", "a", "b", "--tolerance", "0"], "tolerance=0.0 cannot be met"),
         (["explain", "a", "b", "--similarity", "x"], "similarity='x' is not known"),
@@ -349,7 +375,7 @@ def test_rank_prints_hits_and_what_answered(whymatch, tmp_path):
         (("explain", "a", "b", "--groups", "letters"), "--groups 'letters' is not known"),
         (("explain", "a", "b", "--svg", "nowhere/x.svg"), "cannot write 'nowhere/x.svg'"),
         (("explain", "a", "b", "--blocks", "no.such"), "blocks='no.such' is not a list of blocks"),
-        (("explain", "a", "b", "--prompt-name", "nope"), "prompt_name='nope': this model has the prompts"),
+        (("explain", "a", "b", "--prompt-name", "nope"), "there is no prompt 'nope': this model has the prompts"),
         (("serve", "--port", "99999"), "--port"),
         (("serve", "--host", "256.0.0.1"), "cannot listen on 256.0.0.1:8000"),
     ],

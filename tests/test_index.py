@@ -237,7 +237,7 @@ def test_a_build_that_was_interrupted_goes_on(explainer, tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         Index.build(TEXTS, tmp_path / "i", explainer, watch=stop)
-    with pytest.raises(FileExistsError, match="holds a store already"):
+    with pytest.raises(FileExistsError, match="holds an index already"):
         Index.build(TEXTS, tmp_path / "i", explainer)
     with pytest.raises(ValueError, match=r"is of other documents: its number 2 is .*, and here it is missing"):
         Index.build(TEXTS[:1], tmp_path / "i", explainer, resume=True)
@@ -356,7 +356,7 @@ def test_the_command_line(whymatch, tmp_path, folders):
     _, err = whymatch("index", "search", "bad coffee", str(tmp_path), code=2, model=False)
     assert "there is no store in" in err
     _, err = whymatch("index", "build", str(tmp_path / "docs.txt"), folder, code=2)
-    assert "holds a store already" in err
+    assert "holds an index already" in err
     _, err = whymatch("index", "search", "x", folder, "--model", str(folders("mpnet")), code=2, model=False)
     assert "has other weights" in err
 

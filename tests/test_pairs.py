@@ -20,7 +20,7 @@ def test_ids_titles_and_metadata_are_read(tmp_path):
         '{"id": 7, "title": "T", "text": "one", "metadata": {"a": 1}, "url": "u"}\n{"text": "two"}\n'
         '{"id": [1], "text": "three"}\n'
     )
-    with pytest.warns(UserWarning, match=r"1 rows of .* are left out: row 3: the id of a document must be a str"):
+    with pytest.warns(UserWarning, match=r"1 row of .* is left out: row 3: the id of a document must be a str"):
         one, two = read_documents(tmp_path / "d.jsonl")
     assert (one.id, one.title, one.text, one.metadata) == ("7", "T", "one", {"a": 1, "url": "u"})
     assert (two.id, two.title, two.metadata) == (None, None, {})

@@ -34,6 +34,10 @@ def test_a_ranking_is_saved_and_shown(load, tmp_path):
     assert data["format"] == "whymatch.ranking"
     assert [hit["index"] for hit in data["hits"]] == [hit.index for hit in ranking]
     assert "Best of 4 for: bad coffee" in ranking.to_html()
+    assert repr(ranking).startswith(
+        f"Ranking(best 2 of 4 for 'bad coffee': {ranking[0].score:.4f} {ranking[0].text[:9]!r}"[:-1]
+    )
+    assert len(repr(ranking)) < 250
 
 
 def test_the_best_of_many_scores():

@@ -108,7 +108,7 @@ def test_every_bit_of_the_manifest_counts(store):
 
 
 def test_a_store_is_not_made_over_another(store, explainer):
-    with pytest.raises(FileExistsError, match="holds a store already"):
+    with pytest.raises(FileExistsError, match="holds an index already"):
         Store.create(store.folder, explainer.settings, "", 16)
 
 

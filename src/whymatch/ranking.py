@@ -172,7 +172,7 @@ class Hit:
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ranking:
     """The best documents for a query, in order.
 
@@ -192,6 +192,11 @@ class Ranking:
 
     def __len__(self) -> int:
         return len(self.hits)
+
+    def __repr__(self) -> str:
+        hits = ", ".join(f"{hit.score:.4f} {quote(hit.name, 40)}" for hit in self.hits[:3])
+        more = ", …" if len(self.hits) > 3 else ""
+        return f"Ranking(best {len(self)} of {self.searched} for {quote(self.query, 40)}: {hits}{more})"
 
     def __iter__(self) -> Iterator[Hit]:
         return iter(self.hits)

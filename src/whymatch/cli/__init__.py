@@ -14,7 +14,7 @@ import typer
 
 from whymatch import __version__
 from whymatch.cli import corpus, explain, research, truth
-from whymatch.cli.common import echo
+from whymatch.cli.common import echo, name_standard_input
 
 app = typer.Typer(
     help="Why does this encoder say these two texts match?",
@@ -58,7 +58,7 @@ def main() -> None:
     # Commands print their own results and progress, and nothing that libraries would like to add.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    warnings.showwarning = lambda message, *_args, **_kwargs: echo(f"whymatch: {message}", err=True)
+    warnings.showwarning = lambda message, *_args, **_kwargs: _say(str(message))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character still shows the rest
@@ -69,8 +69,13 @@ def main() -> None:
     except Exception as error:
         if _is_mistake(error):
             raise
-        echo(f"whymatch: {_describe(error)}", err=True)
+        _say(_describe(error))
         sys.exit(2)
+
+
+def _say(message: str) -> None:
+    """Tell of an error or a warning."""
+    echo(f"whymatch: {name_standard_input(message)}", err=True)
 
 
 def _is_mistake(error: Exception) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from whymatch.ranking import Ranking
 
 STANDARD = "-"  # standard input or output, in the place of a file or a text
+STANDARD_FOLDER = "whymatch-standard-input-"  # how the folder of a copy of standard input begins
 TOKENS = ("pad", "unk", "mask")  # that may stand for no content
 UNITS = ("tokens", "words", "sentences")
 
@@ -295,10 +297,20 @@ def standard_input(path: Path, other: str = ".txt") -> Iterator[Path]:
         return
     content = sys.stdin.buffer.read()
     suffix = ".jsonl" if content.lstrip().startswith(b"{") else other
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix=STANDARD_FOLDER) as folder:
         file = Path(folder) / f"standard-input{suffix}"
         file.write_bytes(content)
         yield file
+
+
+def name_standard_input(message: str) -> str:
+    """Call standard input by its name where a message has the file that it was put into."""
+    return re.sub(rf"'[^']*{STANDARD_FOLDER}[^']*'", "standard input", message)
+
+
+def count(number: int, thing: str) -> str:
+    """Write a number of things: 1 document, 2 documents."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def save_result(result: Saved, json: Path | None, html: Path | None, about: dict[str, Any] | None = None) -> bool:
@@ -352,14 +364,21 @@ def ranks_of(text: str | None) -> Ranks | None:
     if text is None:
         return None
     first, _, second = (part.strip() for part in text.partition(","))
-    if first.isdecimal() and (second.isdecimal() or second == "background"):
+    if first.isdecimal() and (second.isdecimal() or second == "background") and "0" not in (first, second):
         return int(first), "background" if second == "background" else int(second)
-    raise ValueError(f"--versus {text!r} is not two ranks; write them as 1,2, or 1,background")
+    raise ValueError(f"--versus {text!r} is not two ranks, which count from 1; write them as 1,2, or 1,background")
 
 
-def most_of(top: int, ranks: Ranks | None) -> int:
-    """Return how many hits are needed for those that are compared to be among them."""
-    return max(top, *(rank for rank in ranks or () if isinstance(rank, int)), 0)
+def most_of(top: int, ranks: Ranks | None, documents: int) -> int:
+    """Return how many hits to explain: ``top``, or only as many as it takes for those that are compared to be among
+    them.
+    """
+    if ranks is None:
+        return top
+    last = max(rank for rank in ranks if isinstance(rank, int))
+    if last > documents:
+        raise ValueError(f"there is no hit {last}: ranks are 1 to {documents}")
+    return last
 
 
 def show_ranking(ranking: Ranking, json: Path | None, html: Path | None, ranks: Ranks | None = None) -> None:

@@ -29,6 +29,7 @@ from whymatch.cli.common import (
     Versus,
     check_writable,
     choose_model,
+    count,
     echo,
     echo_cost,
     echo_usage,
@@ -190,7 +191,7 @@ def build(
     elif cluster is None:
         seconds = estimate(documents, explainer, store)  # type: ignore[arg-type]  # checked above
         what = "embed" if store == "none" else f"embed and decompose ({store})"
-        echo(f"{len(documents):,} documents to {what}: about {_duration(seconds)} on this machine", err=True)
+        echo(f"{count(len(documents), 'document')} to {what}: about {_duration(seconds)} on this machine", err=True)
     with echo_usage(explainer), bar("documents", len(documents)) as counter:
         index = Index.build(
             documents,
@@ -203,7 +204,7 @@ def build(
             watch=counter.update,
             **reading_of(prompt_name, task),
         )
-    echo(f"written: {len(index):,} documents to {folder}")
+    echo(f"written: {count(len(index), 'document')} to {folder}")
 
 
 def add(
@@ -235,7 +236,7 @@ def add(
         echo_cost(index.explainer, _most_texts(index.explainer, documents, index.store.kept))
     with echo_usage(index.explainer), bar("documents", len(documents)) as counter:
         index.add(documents, replace=replace, ray=cluster, watch=counter.update)
-    echo(f"written: {len(documents):,} documents to {folder}, {len(index):,} in all")
+    echo(f"written: {count(len(documents), 'document')} to {folder}, {len(index):,} in all")
 
 
 def delete(
@@ -250,8 +251,7 @@ def delete(
     from whymatch.corpus.index import Index
 
     index = Index.open(folder, choose_model(model, endpoint, key_env, allow_http))
-    count = index.delete(ids)
-    echo(f"deleted: {count:,} documents from {folder}, {len(index):,} left")
+    echo(f"deleted: {count(index.delete(ids), 'document')} from {folder}, {len(index):,} left")
 
 
 def search(
@@ -274,7 +274,7 @@ def search(
 
     ranks, chosen = ranks_of(versus), groups_of(groups)
     index = Index.open(folder, choose_model(model, endpoint, key_env, allow_http))
-    explained = most_of(top, ranks)
+    explained = most_of(top, ranks, len(index))
     if is_black_box(index.explainer):
         both = chosen if isinstance(chosen, tuple) else (chosen, chosen)
         most = index.explainer.foresee([query], both[0])
@@ -293,10 +293,10 @@ def _most_texts(explainer: Explainer, documents: Sequence[Document], store: str)
 
 def _duration(seconds: float) -> str:
     """Say how long something takes, as exactly as an estimate can."""
-    for unit, size in (("hours", 3600), ("minutes", 60)):
+    for unit, size in (("hour", 3600), ("minute", 60)):
         if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(1, round(seconds))} seconds"
+            return count(round(seconds / size), unit)
+    return count(max(1, round(seconds)), "second")
 
 
 def _choose_cluster(

@@ -220,10 +220,10 @@ def rank(
 
     with standard_input(file) as source:
         documents = read_documents(source)
+    explained = most_of(top, ranks, len(documents))
     explainer = make_explainer(
         model, endpoint, key_env, allow_http, layer=layer, detail=detail, path=path, method=method
     )
-    explained = most_of(top, ranks)
     if is_black_box(explainer):
         texts = sorted((document.text for document in documents), key=len)
         both = chosen if isinstance(chosen, tuple) else (chosen, chosen)

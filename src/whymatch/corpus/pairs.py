@@ -181,7 +181,8 @@ def _read_column(path: Path, column: str | None) -> list[Document]:
 def warn_of_bad_rows(path: str | os.PathLike[str], bad: Sequence[tuple[int, str]]) -> None:
     """Warn of rows that are left out, each given with the reason."""
     if bad:
-        warnings.warn(f"{len(bad):,} rows of {os.fspath(path)!r} are left out: {_name_rows(bad)}", stacklevel=3)
+        rows, are = ("row", "is") if len(bad) == 1 else ("rows", "are")
+        warnings.warn(f"{len(bad):,} {rows} of {os.fspath(path)!r} {are} left out: {_name_rows(bad)}", stacklevel=3)
 
 
 def _name_rows(bad: Sequence[tuple[int, str]]) -> str:

@@ -179,7 +179,7 @@ class Store:
     def check_absent(cls, folder: str | os.PathLike[str]) -> None:
         """Raise an error if a folder holds a store."""
         if cls.exists(folder):
-            raise FileExistsError(f"{str(folder)!r} holds a store already; add to it, or name another folder")
+            raise FileExistsError(f"{str(folder)!r} holds an index already; add to it, or name another folder")
 
     @staticmethod
     def exists(folder: str | os.PathLike[str]) -> bool:
