@@ -252,6 +252,31 @@ def many() -> str:
     return "\n".join(lines)
 
 
+def index() -> str:
+    results = json.loads((HERE / "results/index.json").read_text())
+    machine, rows = results["machine"], results["rows"]
+    stores = list(dict.fromkeys(row["store"] for row in rows))
+    lines = [
+        "What building an index costs, as a multiple of `encode` of the same passages (`benchmarks/index.py`):",
+        "",
+    ]
+    lines += [
+        f"| model | {' | '.join('by default' if store == 'none' else f'`--store {store}`' for store in stores)} |",
+        "|" + "---|" * (1 + len(stores)),
+    ]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        ratios = {row["store"]: row["ratio"] for row in rows if row["model"] == model}
+        lines.append(f"| {model} | {' | '.join(f'{significant(ratios[store])}×' for store in stores)} |")
+    first, last = rows[0], rows[-1]
+    lines += [
+        "",
+        f"Measured on {first['passages']} passages of {first['words'] // first['passages']} words on average (stored "
+        f"contributions: {last['words'] // last['passages']} words) and one thread of an {machine['cpu']}, torch "
+        f"{machine['torch']}, {machine['date']}.",
+    ]
+    return "\n".join(lines)
+
+
 def truth() -> str:
     results = json.loads((HERE / "results/truth.json").read_text())
     columns = {
@@ -392,6 +417,7 @@ def main() -> None:
         (docs / "training.md", "table1", table1),
         (docs / "training.md", "training", shift),
         (docs / "many.md", "many", many),
+        (docs / "many.md", "index", index),
         (docs / "truth.md", "truth", truth),
         (docs / "truth.md", "negation", negation),
         (docs / "studies.md", "studies", studies),

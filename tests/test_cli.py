@@ -224,7 +224,7 @@ def test_quiet_prints_score_and_error_only(whymatch):
         (["explain", "", "b"], "the first text is empty; give a text"),
         (["explain", "-", "-"], "only one of the two texts can be - , standard input"),
         (["rank", " ", "nowhere.txt"], "the query is empty; give a text"),
-        (["rank", "a", "nowhere.txt", "--versus", "best"], "--versus 'best' is not two ranks; write them as 1,2"),
+        (["rank", "a", "nowhere.txt", "--versus", "best"], "--versus 'best' is not two ranks, which count from 1"),
         (["highlight", "a", "nowhere.txt"], "there is no file 'nowhere.txt'"),
         (["highlight", "a", "nowhere.txt", "--unit", "x"], "--unit 'x' is not known"),
         (["explain", "a"], "Missing argument"),
