@@ -566,6 +566,16 @@ def test_an_example_of_search(browser, address):
     until(browser, lambda: len(every(browser, ".hit")) == 4)
     assert every(browser, ".hit mark")
     assert len(every(browser, "#results .wm-legend")) == 1, "one scale for all hits"
+    find(browser, ".wm-why summary").click()
+    against = every(browser, ".wm-why select")[1].find_elements(By.TAG_NAME, "option")
+    assert against[-1].text == "what is usual: the mean of 4 documents"
+    against[-1].click()
+    until(browser, lambda: "← for the mean of 4 documents" in find(browser, ".wm-why").text)
+    numbers = [
+        float(each.text.replace("−", "-")) for each in every(browser, ".wm-why .wm-row .wm-number:not(.wm-both)")
+    ]
+    difference = float(find(browser, ".wm-why .wm-score").text.replace("−", "-"))
+    assert sum(numbers) == pytest.approx(difference, abs=2e-3 + 5e-4 * len(numbers))
     every(browser, ".hit summary")[0].click()
     until(browser, lambda: every(browser, ".hit .wm-score"))
     shot(browser, "explorer-rank")

@@ -104,6 +104,16 @@ def test_documents_come_back_with_their_ids(app):
     assert sum(span["score"] for span in hit["highlights"]) == pytest.approx(hit["score"], abs=1e-3)
 
 
+def test_hits_come_with_what_is_usual(app, explainer):
+    query, documents = "bad coffee", ["The coffee is not good.", "Two dogs run", "bad coffee"]
+    data = ask(app, "POST", "/api/rank", json={"query": query, "documents": documents, "top": 1}).json()
+    contrast = explainer.at_detail("fast").contrast(query, "bad coffee", explainer.background(documents))
+    usual = data["background"]
+    assert usual["score"] == pytest.approx(contrast.score_b, abs=1e-6)
+    assert sum(usual["totals"]) + usual["beside"] == pytest.approx(usual["score"], abs=1e-3)
+    assert len(usual["totals"]) == len(data["hits"][0]["explanation"]["a"]["tokens"])
+
+
 def test_contrast_and_highlight_answer_what_the_explainer_says(app, explainer):
     query, one, other = "bad coffee", "The coffee is not good.", "Two dogs run"
     data = ask(app, "POST", "/api/contrast", json={"query": query, "one": one, "other": {"text": other}}).json()

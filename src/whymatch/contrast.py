@@ -293,10 +293,23 @@ def contrast_vectors(
     )
 
 
+def describe_background(query: Decomposition, background: Background) -> dict[str, Any]:
+    """Return what a background contributes to each part of a query, in plain values for a page of hits."""
+    totals, beside, score = _totals(query, background.mean, normalize=False)
+    return {"name": background.name, "score": score, "totals": totals.tolist(), "beside": beside}
+
+
 def _give_vector(
     query: Decomposition, vector: NDArray[np.floating], normalize: bool
 ) -> tuple[tuple[Part, ...], Floats, float]:
     """Return what an embedding contributes to each of the query's words, and the score."""
+    totals, beside, score = _totals(query, vector, normalize)
+    parts, values = _give(query.side, totals, beside)
+    return parts, values, score
+
+
+def _totals(query: Decomposition, vector: NDArray[np.floating], normalize: bool) -> tuple[Floats, float, float]:
+    """Return what an embedding contributes to each part of the query, what belongs to none of them, and the score."""
     direction = np.asarray(vector, np.float64)
     own = np.asarray(query.embedding, np.float64)
     if query.settings.similarity == "cosine":
@@ -305,8 +318,7 @@ def _give_vector(
         if normalize:  # a background is the mean of embeddings that have been divided by their lengths already
             direction = direction / max(float(np.linalg.norm(vector)), tiny)
     totals = np.asarray(query.contributions, np.float64) @ direction
-    parts, values = _give(query.side, totals, float(np.asarray(query.reference, np.float64) @ direction))
-    return parts, values, float(own @ direction)
+    return totals, float(np.asarray(query.reference, np.float64) @ direction), float(own @ direction)
 
 
 def _give(side: Side, totals: Floats, beside: float) -> tuple[tuple[Part, ...], Floats]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from whymatch.contrast import describe_background
 from whymatch.words import group_words
 
 if TYPE_CHECKING:
@@ -125,7 +126,9 @@ def payload(why: Explanation) -> dict[str, Any]:
 
 def ranking_payload(ranking: Ranking) -> dict[str, Any]:
     """Collect what a list of hits needs."""
-    data = ranking.to_dict()
+    data: dict[str, Any] = ranking.to_dict() | {"background": None}
+    if ranking.background is not None and ranking.decomposition is not None:
+        data["background"] = describe_background(ranking.decomposition, ranking.background)
     for hit, hit_data in zip(ranking, data["hits"], strict=True):
         hit_data["explanation"] = payload(hit.explanation)
     return data

@@ -121,12 +121,20 @@ class HitAnswer(_Answer):
     explanation: ExplanationAnswer
 
 
+class BackgroundAnswer(_Answer):
+    name: str
+    score: float = Field(description="The mean of the query's scores with the documents that were searched.")
+    totals: list[float] = Field(description="What it contributes to each part of the query.")
+    beside: float
+
+
 class RankingAnswer(_Answer):
     format: Literal["whymatch.ranking"]
     version: int
     query: str
     searched: int = Field(description="How many documents there were.")
     hits: list[HitAnswer]
+    background: BackgroundAnswer | None = Field(description="What is usual: the mean of the documents.")
 
 
 class QueryWordAnswer(_Answer):

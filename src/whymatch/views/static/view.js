@@ -82,12 +82,12 @@ const wm = (() => {
   }
 
   // What each word of one side has in all, [{word, start, end, value}]; what the model adds to the text is the last.
-  function wordTotals(explanation, s) {
+  function wordTotals(explanation, s, given = null) {
     const side = [explanation.a, explanation.b][s], other = [explanation.b, explanation.a][s];
     const entries = i => s === 0 ? explanation.matrix[i] : explanation.matrix.map(row => row[i]);
-    const totals = side.tokens.map((_, i) => sum(entries(i)) + (side.effects[i] ?? 0));
+    const totals = given?.totals ?? side.tokens.map((_, i) => sum(entries(i)) + (side.effects[i] ?? 0));
     const groups = explanation.view.words ? explanation.view.words[s].groups : side.tokens.map((_, i) => [i]);
-    const characters = [...side.text], words = [], rest = { word: "", start: 0, end: 0, value: sum(other.effects) + explanation.constant };
+    const characters = [...side.text], words = [], rest = { word: "", start: 0, end: 0, value: given?.beside ?? sum(other.effects) + explanation.constant };
     for (const group of groups) {
       const value = sum(group.map(i => totals[i])), spans = group.map(i => side.offsets[i]);
       const start = Math.min(...spans.map(span => span[0])), end = Math.max(...spans.map(span => span[1]));
@@ -218,7 +218,7 @@ function whymatchRanking(root, data, { tools = [] } = {}) {
   root.classList.add("wm");
   root.replaceChildren(create("p", {}, `The best ${data.hits.length} of ${data.searched} for: `, create("strong", {}, data.query)),
     legend(scale, "what a word adds to its document's score; one scale for all hits"));
-  if (data.hits.length > 1) root.append(comparison());
+  if (data.hits.length > 1 || data.background) root.append(comparison());
   root.append(...data.hits.map(hit => {
     const section = create("section"), details = create("details", { class: "wm-more" }, create("summary", {}, "all pairs of words"), section);
     details.addEventListener("toggle", () => { if (details.open && !section.hasChildNodes()) whymatchView(section, hit.explanation); });
@@ -233,25 +233,26 @@ function whymatchRanking(root, data, { tools = [] } = {}) {
       dim(hit.answers.slice(0, 4).map(answer => `${shorten(answer.word)} ${signed(answer.total)}, of it ${signed(answer.value)} with “${shorten(answer.query_word)}”`).join("; ")), details);
   }), create("div", { class: "wm-controls" }, wm.saving(root, data, () => [["rank", "score", "id", "title", "text"], ...data.hits.map(hit => [hit.rank, hit.score, hit.id, hit.title, hit.text])], tools)));
 
-  // Two hits side by side; what each gives the query's words is a row of its own explanation.
+  // Two hits side by side, or one beside what is usual; what each gives the query's words is a row of its own explanation.
   function comparison() {
-    const box = create("section"), pick = chosen => {
-      const select = create("select", { "aria-label": "A hit" }, ...data.hits.map((hit, i) => create("option", { value: i, selected: i === chosen }, `${hit.rank}`)));
+    const usual = data.background && { ...data.background, usual: true };
+    const box = create("section"), pick = (chosen, last = []) => {
+      const select = create("select", { "aria-label": "A hit" }, ...data.hits.map((hit, i) => create("option", { value: i, selected: i === chosen }, `hit ${hit.rank}`)), ...last);
       select.addEventListener("change", show);
       return select;
     };
-    const first = pick(0), second = pick(1);
+    const first = pick(0), second = pick(1, usual ? [create("option", { value: -1, selected: data.hits.length < 2 }, `what is usual: ${usual.name}`)] : []);
     const side = hit => ({ text: hit.text, highlights: hit.highlights, read: hit.read });
     function show() {
-      const [one, other] = [first, second].map(select => data.hits[Number(select.value)]);
-      const [a, b] = [one, other].map(hit => wordTotals(hit.explanation, 0));
+      const [one, other] = [first, second].map(select => data.hits[Number(select.value)] ?? usual);
+      const [a, b] = [one, other].map(hit => wordTotals(hit.explanation ?? one.explanation, 0, hit.usual ? hit : null));
       const rows = a.map((word, i) => ({ ...word, a: word.value, b: b[i].value, value: word.value - b[i].value }));
       const difference = one.score - other.score;
-      whymatchContrast(box, { difference, by_query_word: rows, score_a: one.score, score_b: other.score, a: side(one), b: side(other),
-        name_a: `hit ${one.rank}`, name_b: `hit ${other.rank}`, error: Math.abs(difference - wm.sum(rows.map(row => row.value))) }, { saves: false });
+      whymatchContrast(box, { difference, by_query_word: rows, score_a: one.score, score_b: other.score, a: side(one), b: other.usual ? null : side(other),
+        name_a: `hit ${one.rank}`, name_b: other.usual ? other.name : `hit ${other.rank}`, error: Math.abs(difference - wm.sum(rows.map(row => row.value))) }, { saves: false });
     }
-    const details = create("details", { class: "wm-why" }, create("summary", {}, "Why is one hit above another?"),
-      create("div", { class: "wm-controls" }, create("label", {}, "hit", first), create("label", {}, "against hit", second)), box);
+    const details = create("details", { class: "wm-why" }, create("summary", {}, "Why is one hit above another, or above the usual?"),
+      create("div", { class: "wm-controls" }, first, create("label", {}, "against", second)), box);
     details.addEventListener("toggle", () => { if (details.open && !box.hasChildNodes()) show(); });
     return details;
   }
