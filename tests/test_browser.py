@@ -702,6 +702,20 @@ def test_the_explorer_by_keyboard_alone(browser, address):
     assert every(browser, ".wm-text")[1].text.startswith("the coffee")
 
 
+def test_hits_are_compared_on_a_narrow_screen(browser, tmp_path, load):
+    ranking = Explainer(load(), layer=2).rank("bad coffee", ["The coffee is not good.", "Two dogs run"] * 6)
+    path = tmp_path / "ranking.html"
+    path.write_text(ranking.to_html(), encoding="utf-8")
+    with narrow(browser):
+        browser.get(path.as_uri())
+        find(browser, ".wm-why summary").click()
+        every(browser, ".wm-why select")[1].find_elements(By.TAG_NAME, "option")[-1].click()
+        box = find(browser, ".wm-why").rect
+        for part in every(browser, ".wm-why select, .wm-why .wm-key, .wm-why .wm-bars"):
+            assert part.rect["x"] + part.rect["width"] <= box["x"] + box["width"]
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 380
+
+
 def test_a_narrow_screen_needs_no_sideways_scrolling(browser, address):
     with narrow(browser):
         ready(browser, address)
