@@ -267,12 +267,12 @@ def index() -> str:
     for model in dict.fromkeys(row["model"] for row in rows):
         ratios = {row["store"]: row["ratio"] for row in rows if row["model"] == model}
         lines.append(f"| {model} | {' | '.join(f'{significant(ratios[store])}×' for store in stores)} |")
-    first, last = rows[0], rows[-1]
+    counts = {row["model"]: row["passages"] for row in rows if row["store"] == "none"}
     lines += [
         "",
-        f"Measured on {first['passages']} passages of {first['words'] // first['passages']} words on average (stored "
-        f"contributions: {last['words'] // last['passages']} words) and one thread of an {machine['cpu']}, torch "
-        f"{machine['torch']}, {machine['date']}.",
+        f"Measured on {' and '.join(map(str, counts.values()))} passages of 58 to 237 words (with stored contributions "
+        f"on one of {rows[-1]['words']}) and one thread of an {machine['cpu']}, torch {machine['torch']}, "
+        f"{machine['date']}.",
     ]
     return "\n".join(lines)
 
