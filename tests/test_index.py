@@ -333,7 +333,7 @@ def test_the_command_line(whymatch, tmp_path, folders):
     out, _ = whymatch("index", "build", str(tmp_path / "docs.txt"), folder, "--precision", "float16")
     assert f"written: 4 documents to {folder}" in out
     out, _ = whymatch("index", "add", str(tmp_path / "more.jsonl"), folder, model=False)
-    assert "1 documents" in out
+    assert "written: 1 document to" in out
     assert "5 in all" in out
     (tmp_path / "named.jsonl").write_text(json.dumps({"id": "n", "text": "Snowy fields."}))
     whymatch("index", "add", str(tmp_path / "named.jsonl"), folder, model=False)
