@@ -25,7 +25,7 @@ CELL = 7  # the width of a column of the matrix
 ROWS = 40  # the most rows of the matrix that are printed
 LONG = 60  # words of a hit that are printed; of a longer one
 SENTENCES = 3  # are, the strongest
-FAINT = 0.05  # of the largest value: less has no colour
+FAINT = 0.1  # of the largest value: less has no colour
 
 
 @dataclass(frozen=True)
