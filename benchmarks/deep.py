@@ -26,7 +26,8 @@ import torch
 from floor import WORDS, of_length
 from peers import PAIRS, STEPS, machine
 
-from whymatch import Explainer, loading
+from whymatch import Explainer
+from whymatch.encoders import loading
 
 TURNS = {8: 3, 16: 3, 32: 2, 64: 1}  # how often each way is timed, for pairs of so many tokens
 QUERY = "how do i cancel a train ticket that i paid twice"

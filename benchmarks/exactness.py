@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from peers import machine
 
-from whymatch import Explainer, loading
+from whymatch import Explainer
+from whymatch.encoders import loading
 
 RESULTS = Path(__file__).parent / "results/exactness.json"
 

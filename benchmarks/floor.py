@@ -18,10 +18,11 @@ from typing import Any
 
 from peers import PAIRS, machine, plain_passes
 
-from whymatch import Explainer, loading
-from whymatch.encoder import Encoder
-from whymatch.inputs import Request
+from whymatch import Explainer
+from whymatch.encoders import loading
+from whymatch.encoders.encoder import Encoder
 from whymatch.method import Method, decompose
+from whymatch.reading.inputs import Request
 
 LENGTHS = (8, 16, 32)
 LAYERS = {0: 20, 3: 8, 5: 6}  # and about the nodes that the default tolerance takes there

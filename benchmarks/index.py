@@ -24,8 +24,9 @@ import torch
 from many import WORDS
 from peers import machine
 
-from whymatch import Explainer, loading
+from whymatch import Explainer
 from whymatch.corpus import Index
+from whymatch.encoders import loading
 
 SHORTEST, LONGEST = 58, 237  # words: articles of a help centre
 PASSAGES = (60, 12)  # of the default model, and of the large one

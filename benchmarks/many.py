@@ -23,11 +23,12 @@ import numpy as np
 import torch
 from peers import machine
 
-from whymatch import Explainer, loading
+from whymatch import Explainer
 from whymatch.corpus import batch
 from whymatch.corpus.index import Index
 from whymatch.corpus.shards import PRECISIONS
 from whymatch.corpus.store import Store
+from whymatch.encoders import loading
 
 RESULTS = Path(__file__).parent / "results/many.json"
 LENGTHS = (8, 16, 32, 64)

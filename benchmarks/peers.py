@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whymatch import Explainer, __version__, loading
+from whymatch import Explainer, __version__
+from whymatch.encoders import loading
 
 PAIRS = {
     8: ("The coffee is not good.", "My coffee tastes quite bad."),

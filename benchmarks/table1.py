@@ -17,7 +17,7 @@ from typing import Any
 
 from peers import machine
 
-from whymatch import loading
+from whymatch.encoders import loading
 from whymatch.files import write_json
 from whymatch.training import Recipe, adjust, evaluate_sts, train
 from whymatch.training.data import read_splits

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from peers import STSB, machine
 
-from whymatch import loading
 from whymatch.corpus.pairs import read_scored_pairs
+from whymatch.encoders import loading
 from whymatch.training import adjust
 from whymatch.training.loss import PairLoss
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 import zoo
 
-from whymatch.loading import packaged
+from whymatch.encoders.loading import packaged
 
 THREADS = torch.get_num_threads()
 torch.set_num_threads(1)  # tiny models only lose by more
@@ -140,7 +140,7 @@ def minilm():
     """The packaged all-MiniLM-L6-v2."""
     if packaged() is None:
         pytest.skip("the packaged model is not installed: pip install 'whymatch[model]'")
-    from whymatch.loading import load
+    from whymatch.encoders.loading import load
 
     torch.set_num_threads(THREADS)
     yield load(None, "cpu")[0]
@@ -155,14 +155,14 @@ def real_model(name: str) -> Any:
     folder = Path(folders).expanduser() / name
     if not (folder / "modules.json").is_file():
         pytest.skip(f"the model {name} is not in {folder}")
-    from whymatch.loading import load
+    from whymatch.encoders.loading import load
 
     return load(folder, "cpu")[0]
 
 
 def follow(explainer: Any, text: str) -> tuple[Any, list[Any]]:
     """The path of one text, and what it brings: what the functions of :mod:`whymatch.method` take."""
-    from whymatch.inputs import Request
+    from whymatch.reading.inputs import Request
 
     sources = explainer._method.read([Request(text)])
     return explainer._method.follow(sources, explainer._method.cut(sources[0].input)), sources

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from whymatch import Explainer
-from whymatch.adjusted import adjust
+from whymatch.encoders.adjusted import adjust
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 # It says of a second adapter that there are now two.

@@ -11,10 +11,11 @@ import zoo
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
-from whymatch import Explainer, Explanation, loading, training
-from whymatch.inputs import EncodeOptions
-from whymatch.loading import load as load_model
-from whymatch.reference import reference_features
+from whymatch import Explainer, Explanation, training
+from whymatch.encoders import loading
+from whymatch.encoders.loading import load as load_model
+from whymatch.reading.inputs import EncodeOptions
+from whymatch.reading.reference import reference_features
 from whymatch.training import ReferenceShift, adjust
 
 TEXTS = [
@@ -29,8 +30,8 @@ KINDS = sorted(zoo.ARCHITECTURES)
 
 def expected(model, texts, reference="pad", normalized=False):
     """e'(text) − e'(reference), one by one, from the model's modules themselves."""
-    from whymatch.encoder import Encoder
-    from whymatch.inputs import batched
+    from whymatch.encoders.encoder import Encoder
+    from whymatch.reading.inputs import batched
 
     encoder = Encoder(model, "base")
     embeddings = []

@@ -11,7 +11,7 @@ import zoo
 import oracle
 from conftest import follow
 from whymatch import Explainer, method
-from whymatch.inputs import _folded
+from whymatch.reading.inputs import _folded
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 OTHERS = [PAIR, ("A man is slicing bread.", PAIR[1]), ("Two dogs run", "a child in the kitchen; a woman isn't")]

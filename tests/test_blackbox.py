@@ -8,10 +8,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from whymatch import Explainer, Explanation, ToleranceWarning, retries
-from whymatch.blackbox import Usage
+from whymatch import Explainer, Explanation, ToleranceWarning
 from whymatch.corpus import Index
-from whymatch.cut import EncoderError
+from whymatch.encoders import retries
+from whymatch.encoders.blackbox import Usage
+from whymatch.encoders.cut import EncoderError
 from whymatch.progress import watching
 from whymatch.words import keep_units, word_spans
 

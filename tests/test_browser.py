@@ -325,7 +325,7 @@ def test_notebook_frames_stand_beside_each_other(browser, tmp_path):
 def test_a_picture_has_its_patches_laid_over(browser, tmp_path):
     from PIL import Image
 
-    from whymatch.pictures import thumbnail
+    from whymatch.reading.pictures import thumbnail
 
     boxes = ((0, 0, 0, 0), *((x, y, x + 50, y + 40) for y in (0, 40) for x in (0, 50)))
     why = explanation(

@@ -9,7 +9,7 @@ from conftest import TEXTS
 from whymatch import Explainer
 from whymatch.corpus.cache import Cache
 from whymatch.corpus.tables import hash_text
-from whymatch.inputs import EncodeOptions
+from whymatch.reading.inputs import EncodeOptions
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 
 from whymatch import Explainer, __version__
-from whymatch.explanation import Explanation
-from whymatch.loading import Installed
+from whymatch.encoders.loading import Installed
+from whymatch.results.explanation import Explanation
 
 
 def test_explain_prints_score_error_pairs_and_matrix(whymatch):
@@ -188,7 +188,7 @@ def test_a_shell_completes_the_values_of_options(monkeypatch, tmp_path):
     from whymatch.cli import common, corpus
 
     assert common.offer(*common.UNITS)("s") == ["sentences"]
-    monkeypatch.setattr("whymatch.loading.installed", lambda: [Installed("acme/small", "a folder", tmp_path)])
+    monkeypatch.setattr("whymatch.encoders.loading.installed", lambda: [Installed("acme/small", "a folder", tmp_path)])
     assert common._offer_models("ac") == ["acme/small"]
     assert common._offer_models("./") == []
     script = "import sys; sys.argv = ['whymatch']; from whymatch.cli import main; main()"
@@ -308,7 +308,9 @@ def test_nothing_that_is_printed_reaches_the_terminal_as_a_command(whymatch, tmp
     out, _ = whymatch("rank", f"coffee {ESCAPE}", str(tmp_path / "d.txt"))
     assert "bad" in out
     assert not {"\x1b", "\x07"} & set(out)
-    monkeypatch.setattr("whymatch.loading.installed", lambda: [Installed(f"[red]evil/{ESCAPE}", "a folder", tmp_path)])
+    monkeypatch.setattr(
+        "whymatch.encoders.loading.installed", lambda: [Installed(f"[red]evil/{ESCAPE}", "a folder", tmp_path)]
+    )
     out, _ = whymatch("models", model=False)
     assert "[red]evil/�]0;owned" in out
     assert "\x1b" not in out

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from whymatch import Explainer, integrate, jacobian
-from whymatch.cut import Cut, EncoderError, copy_tree, model_code
-from whymatch.encoder import Encoder
-from whymatch.inputs import EncodeOptions, batched
+from whymatch import Explainer
+from whymatch.encoders.cut import Cut, EncoderError, copy_tree, model_code
+from whymatch.encoders.encoder import Encoder
+from whymatch.paths import integrate, jacobian
+from whymatch.reading.inputs import EncodeOptions, batched
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from whymatch import Explainer
-from whymatch.decomposition import Decomposition
+from whymatch.reading.sides import Side
+from whymatch.results.decomposition import Decomposition
 from whymatch.settings import Settings
-from whymatch.sides import Side
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 

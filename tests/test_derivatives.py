@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.func import jvp, vjp, vmap
 
-from whymatch.derivatives import attend, knows_attention, speed_up
+from whymatch.paths.derivatives import attend, knows_attention, speed_up
 
 
 def test_the_linear_rule_says_what_pytorch_says():

@@ -16,12 +16,13 @@ pytest.importorskip("uvicorn", reason="the web extra is not installed")
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-import whymatch.endpoints
+import whymatch.encoders.endpoints
 from conftest import read_rows, serve
-from whymatch import Explainer, endpoint, retries
+from whymatch import Explainer, endpoint
 from whymatch.corpus import Index
-from whymatch.endpoints import Endpoint
-from whymatch.retries import ServiceError
+from whymatch.encoders import retries
+from whymatch.encoders.endpoints import Endpoint
+from whymatch.encoders.retries import ServiceError
 
 PAIR = ("The coffee is not good.", "This is bad coffee.")
 KEY = "sk-very-secret"
@@ -155,8 +156,8 @@ def test_retry_after_may_be_a_date():
     from email.utils import format_datetime
 
     then = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=20)
-    assert 17 < whymatch.endpoints._seconds(format_datetime(then, usegmt=True)) <= 20
-    assert whymatch.endpoints._seconds("soon") is None
+    assert 17 < whymatch.encoders.endpoints._seconds(format_datetime(then, usegmt=True)) <= 20
+    assert whymatch.encoders.endpoints._seconds("soon") is None
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from whymatch import Explainer, Explanation
+from whymatch.reading.sides import Side
 from whymatch.settings import Settings
-from whymatch.sides import Side
 
 SETTINGS = Settings("tiny", 1, "pad", True, "cosine", "gauss", None, 1e-3)
 

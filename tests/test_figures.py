@@ -13,8 +13,8 @@ import pytest
 
 from conftest import large_explanation
 from test_explanation import explanation
-from whymatch.contrast import Contrast
-from whymatch.highlights import Highlight, Highlights
+from whymatch.results.contrast import Contrast
+from whymatch.results.highlights import Highlight, Highlights
 from whymatch.views.colours import ink, shade
 from whymatch.views.figures import layer_sweep
 

@@ -72,7 +72,7 @@ def test_bad_groups_are_named(load, groups, message):
 
 
 def test_a_sentence_costs_a_tangent(load, monkeypatch):
-    from whymatch.jacobian import IntegratedJacobian
+    from whymatch.paths.jacobian import IntegratedJacobian
 
     widths = []
     push = IntegratedJacobian.push

@@ -9,7 +9,7 @@ import pytest
 import zoo
 
 from whymatch import Explainer, Highlight
-from whymatch.explanation import Explanation
+from whymatch.results.explanation import Explanation
 
 QUERY = "bad coffee in the kitchen"
 DOCUMENT = "The coffee is not good. Two dogs run across the snowy field! A man is slicing bread, and nobody drank it."

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from whymatch import identity as room
-from whymatch.adjusted import adjust
-from whymatch.identity import identity
+from whymatch.encoders import identity as room
+from whymatch.encoders.adjusted import adjust
+from whymatch.encoders.identity import identity
 
 
 def word_embeddings(model):

@@ -12,35 +12,14 @@ import whymatch
 ROOT = Path(whymatch.__file__).parent
 FOLDERS = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
-# From the first step to the last. Modules on one line do not import each other; those of one folder may.
+# Modules and folders, from the first step to the last. Those on one line do not import each other.
 ORDER = """
-lazy files frames progress shapley
-quadrature retries
-settings
-words
-endpoints pictures templates
-sides
-inputs
-readings reference
-adjusted
-identity
-loading
-jacobian
-derivatives
-cut
-encoder
-multivector
-secant_rules
-secant
-integrate
-decomposition
-blackbox sums
-kinds
-alignment
-highlights
-explanation
-contrast
-ranking
+lazy files frames progress quadrature shapley
+settings words
+reading
+paths
+results
+encoders
 schedule
 method
 policy
@@ -56,17 +35,7 @@ cli
 """
 RANK = {name: rank for rank, names in enumerate(ORDER.strip().splitlines()) for name in names.split()}
 # A result's own doors to its views: functions that may import what stands later.
-DOORS = (
-    {(module, "plot") for module in ("explanation", "highlights", "contrast")}
-    | {
-        ("explanation", "widget"),
-    }
-    | {
-        (module, name)
-        for module in ("explanation", "highlights", "contrast", "ranking")
-        for name in ("to_html", "_repr_html_")
-    }
-)
+DOORS = {("results", name) for name in ("plot", "widget", "to_html", "_repr_html_")}
 # Where the package's own names live; `from whymatch import Explainer` depends on explainer.py.
 HOMES = {"__version__": "lazy"} | {
     name: getattr(whymatch, name).__module__.partition(".")[2] for name in whymatch.__all__ if name != "__version__"

@@ -16,9 +16,10 @@ import pytest
 import zoo
 
 from conftest import TEXTS, write_manifest
-from whymatch import Explainer, loading
+from whymatch import Explainer
 from whymatch.corpus.index import Index
 from whymatch.corpus.store import MANIFEST, Store
+from whymatch.encoders import loading
 from whymatch.files import lock_folder
 
 
@@ -167,7 +168,7 @@ def test_the_work_is_written_every_few_seconds(explainer, tmp_path, monkeypatch)
 
 def test_an_estimate_is_a_time(explainer):
     from whymatch.corpus.index import estimate
-    from whymatch.ranking import Document
+    from whymatch.results.ranking import Document
 
     documents = [Document(text * 3) for text in TEXTS[:5]]
     few, many = (estimate(documents * n, explainer) for n in (1, 1000))

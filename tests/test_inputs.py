@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from whymatch.encoder import Encoder
-from whymatch.inputs import EncodeOptions, read_texts
+from whymatch.encoders.encoder import Encoder
+from whymatch.reading.inputs import EncodeOptions, read_texts
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "mpnet"])

@@ -10,7 +10,7 @@ import torch
 
 from conftest import real_model
 from whymatch import Explainer, ToleranceWarning, decompose_callable
-from whymatch.integrate import RoughPathError
+from whymatch.paths.integrate import RoughPathError
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from whymatch.jacobian import IntegratedJacobian, Nodes, Paths, cheapest_mode, values
+from whymatch.paths.jacobian import IntegratedJacobian, Nodes, Paths, cheapest_mode, values
 from whymatch.quadrature import RULES
 
 TEXTS, ROWS, DIM, OUT = 3, 4, 5, 6

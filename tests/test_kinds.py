@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from whymatch import Explainer
-from whymatch.kinds import FallbackWarning
+from whymatch.encoders.kinds import FallbackWarning
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import zoo
 
-from whymatch import Explainer, loading
-from whymatch.adjusted import Scale, adjust
+from whymatch import Explainer
+from whymatch.encoders import loading
+from whymatch.encoders.adjusted import Scale, adjust
 
 
 def test_a_folder_is_loaded(folders):

@@ -12,7 +12,7 @@ import torch
 import oracle
 from conftest import explain_in_every_mode
 from whymatch import Explainer
-from whymatch.inputs import Request
+from whymatch.reading.inputs import Request
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from whymatch import Explainer
-from whymatch.loading import check_packaged, packaged
+from whymatch.encoders.loading import check_packaged, packaged
 
 COFFEE = ("The coffee is not good.", "This is bad coffee.")
 STSB = Path(__file__).parents[2] / "shared/data/stsb/stsb-en-dev.csv"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from whymatch.loading import packaged
+from whymatch.encoders.loading import packaged
 
 nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from whymatch.pictures import boxes_of, open_picture, thumbnail
+from whymatch.reading.pictures import boxes_of, open_picture, thumbnail
 
 PIL = pytest.importorskip("PIL.Image")
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from whymatch import Explainer
-from whymatch.ranking import top_of
+from whymatch.results.ranking import top_of
 
 QUERY = "bad coffee"
 DOCUMENTS = [

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from whymatch.inputs import EncodeOptions
-from whymatch.readings import PLAIN, both_groups, both_options, compare_readings, describe_readings, parse_readings
+from whymatch.reading.inputs import EncodeOptions
+from whymatch.reading.readings import (
+    PLAIN,
+    both_groups,
+    both_options,
+    compare_readings,
+    describe_readings,
+    parse_readings,
+)
 
 
 def test_one_value_is_for_both_sides_and_a_pair_for_each():

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from whymatch import Explainer
-from whymatch.encoder import Encoder
-from whymatch.inputs import EncodeOptions
-from whymatch.reference import check_reference, content_ids, reference_features
+from whymatch.encoders.encoder import Encoder
+from whymatch.reading.inputs import EncodeOptions
+from whymatch.reading.reference import check_reference, content_ids, reference_features
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 

@@ -87,7 +87,7 @@ def test_forward_reverse_and_pairwise_agree(load, fold):
 
 
 def test_chunks_of_tangents_do_not_change_the_result(load, monkeypatch):
-    from whymatch.jacobian import Relay
+    from whymatch.paths.jacobian import Relay
 
     explainer = Explainer(load("bert", torch.float64), layer=0, path="relay", tolerance=1e-6)
     whole = explainer.decompose([PAIR[0]])[0]

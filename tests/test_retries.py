@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from whymatch import progress, retries
-from whymatch.retries import ATTEMPTS, LONGEST_WAIT, BusyError, ServiceError, is_transient, with_retries
+from whymatch import progress
+from whymatch.encoders import retries
+from whymatch.encoders.retries import ATTEMPTS, LONGEST_WAIT, BusyError, ServiceError, is_transient, with_retries
 
 
 @pytest.fixture

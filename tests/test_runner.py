@@ -74,7 +74,7 @@ def test_a_tolerance_out_of_reach_is_one_warning_and_the_true_error(load, monkey
 
 def test_one_copy_of_the_weights_however_many_lengths(load, monkeypatch):
     """In another precision a cut holds weights of its own, as large as the model."""
-    from whymatch.cut import Cut
+    from whymatch.encoders.cut import Cut
 
     cuts = []
     original = Cut.__init__

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from whymatch import Explainer
-from whymatch.kinds import FallbackWarning
+from whymatch.encoders.kinds import FallbackWarning
 
 PAIR = ("The coffee is not good.", "This is bad coffee.")
 

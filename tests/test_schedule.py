@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from whymatch.inputs import EncodeOptions, Input, TokenSource
+from whymatch.reading.inputs import EncodeOptions, Input, TokenSource
+from whymatch.reading.sides import Side
 from whymatch.schedule import TEXTS_TOGETHER, plan
-from whymatch.sides import Side
 
 DIMENSIONS = 384
 

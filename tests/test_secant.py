@@ -24,9 +24,9 @@ from test_secant_rules import (
     slow_softmax_secant,
 )
 from whymatch import Explainer
-from whymatch.inputs import Request
-from whymatch.jacobian import Paths
-from whymatch.secant import NoSecantError, SecantMap
+from whymatch.paths.jacobian import Paths
+from whymatch.paths.secant import NoSecantError, SecantMap
+from whymatch.reading.inputs import Request
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 

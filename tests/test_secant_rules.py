@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 as everybody calls it
 
-from whymatch.jacobian import plain_attention
-from whymatch.secant import NoSecantError, record
-from whymatch.secant_rules import RULES, Pair
+from whymatch.paths.jacobian import plain_attention
+from whymatch.paths.secant import NoSecantError, record
+from whymatch.paths.secant_rules import RULES, Pair
 
 DOUBLE = torch.float64
 

@@ -16,7 +16,7 @@ pytest.importorskip("fastapi", reason="the extra web is not installed")
 
 from conftest import serve
 from whymatch import Explainer, progress
-from whymatch.explanation import Explanation
+from whymatch.results.explanation import Explanation
 from whymatch.web.server import Limits, create_app
 from whymatch.web.worker import STREAM
 

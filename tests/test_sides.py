@@ -7,7 +7,7 @@ import pytest
 
 from test_explanation import explanation
 from whymatch import Explanation
-from whymatch.sides import Side
+from whymatch.reading.sides import Side
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import zoo
 
 from whymatch import Explainer, studies
 from whymatch.corpus.pairs import read_scored_pairs
-from whymatch.explanation import Explanation
-from whymatch.integrate import RoughPathError
+from whymatch.paths.integrate import RoughPathError
 from whymatch.quadrature import RULES
-from whymatch.sides import Side
+from whymatch.reading.sides import Side
+from whymatch.results.explanation import Explanation
 from whymatch.studies import (
     accuracy,
     agreement,

@@ -10,7 +10,7 @@ import zoo
 from conftest import count_batches
 from whymatch import Explainer
 from whymatch.corpus import Index
-from whymatch.kinds import FallbackWarning
+from whymatch.encoders.kinds import FallbackWarning
 
 # torch says of sparse tensors, when the first is made, that they are new and not checked.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")

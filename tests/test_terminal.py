@@ -12,7 +12,7 @@ from rich.console import Console
 
 from conftest import large_explanation
 from test_explanation import explanation
-from whymatch.highlights import Highlight, Highlights
+from whymatch.results.highlights import Highlight, Highlights
 from whymatch.views.printable import printable
 from whymatch.views.terminal import Report, fit, highlights
 

@@ -19,8 +19,9 @@ from sentence_transformers import SentenceTransformer
 pytest.importorskip("datasets", reason="training needs the extra train: pip install 'whymatch[train]'")
 pytest.importorskip("accelerate", reason="training needs the extra train: pip install 'whymatch[train]'")
 
-from whymatch import Explainer, loading, training
+from whymatch import Explainer, training
 from whymatch.corpus.pairs import Pairs
+from whymatch.encoders import loading
 from whymatch.training import Recipe, adjust, evaluate_sts, run, train
 from whymatch.training.data import Splits, read_splits
 from whymatch.training.loss import PairLoss, embed

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from conftest import flip_bit
 from whymatch import Explainer
-from whymatch.identity import identity
+from whymatch.encoders.identity import identity
 from whymatch.truth import (
     AlignedPair,
     Attribution,
@@ -464,7 +464,7 @@ def test_baselines_say_what_they_should(load):
 def test_gradient_times_input_is_the_derivative_along_the_input(load):
     import torch
 
-    from whymatch.inputs import batched
+    from whymatch.reading.inputs import batched
 
     model = Model(load("bert", torch.float64))
     text = "The coffee is bad."

@@ -8,13 +8,13 @@ TYPE_CHECKING = False  # as type checkers read it; importing typing takes as lon
 
 if TYPE_CHECKING:
     from whymatch.callables import decompose_callable
-    from whymatch.contrast import Background, Contrast
-    from whymatch.decomposition import Decomposition
-    from whymatch.endpoints import endpoint
+    from whymatch.encoders.endpoints import endpoint
     from whymatch.explainer import Explainer
-    from whymatch.explanation import Explanation
-    from whymatch.highlights import Highlight, Highlights
-    from whymatch.ranking import Hit, Ranking
+    from whymatch.results.contrast import Background, Contrast
+    from whymatch.results.decomposition import Decomposition
+    from whymatch.results.explanation import Explanation
+    from whymatch.results.highlights import Highlight, Highlights
+    from whymatch.results.ranking import Hit, Ranking
     from whymatch.settings import ToleranceWarning
 
 __all__ = [
@@ -36,17 +36,17 @@ __all__ = [
 __getattr__, __dir__ = lazy.attributes(
     __name__,
     {
-        "Background": "whymatch.contrast",
-        "Contrast": "whymatch.contrast",
-        "Decomposition": "whymatch.decomposition",
+        "Background": "whymatch.results.contrast",
+        "Contrast": "whymatch.results.contrast",
+        "Decomposition": "whymatch.results.decomposition",
         "Explainer": "whymatch.explainer",
-        "Explanation": "whymatch.explanation",
-        "Highlight": "whymatch.highlights",
-        "Highlights": "whymatch.highlights",
-        "Hit": "whymatch.ranking",
-        "Ranking": "whymatch.ranking",
+        "Explanation": "whymatch.results.explanation",
+        "Highlight": "whymatch.results.highlights",
+        "Highlights": "whymatch.results.highlights",
+        "Hit": "whymatch.results.ranking",
+        "Ranking": "whymatch.results.ranking",
         "ToleranceWarning": "whymatch.settings",
         "decompose_callable": "whymatch.callables",
-        "endpoint": "whymatch.endpoints",
+        "endpoint": "whymatch.encoders.endpoints",
     },
 )

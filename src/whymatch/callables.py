@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from whymatch.decomposition import Decomposition
-from whymatch.inputs import Source
-from whymatch.integrate import Integral
-from whymatch.jacobian import Paths, plain_attention
 from whymatch.method import decompose
+from whymatch.paths.integrate import Integral
+from whymatch.paths.jacobian import Paths, plain_attention
+from whymatch.reading.inputs import Source
+from whymatch.reading.sides import Side
+from whymatch.results.decomposition import Decomposition
 from whymatch.settings import check_settings, warn_missed
-from whymatch.sides import Side
 
 
 def decompose_callable(

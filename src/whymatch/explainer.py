@@ -12,21 +12,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whymatch import kinds, method, policy
-from whymatch.blackbox import NOTHING, Usage
-from whymatch.decomposition import Decomposition
-from whymatch.encoder import Encoder
-from whymatch.explanation import Explanation
-from whymatch.inputs import EncodeOptions, Request, TokenSource, Value
-from whymatch.integrate import Integral
-from whymatch.jacobian import LOCK
-from whymatch.kinds import Direct
+from whymatch import method, policy
+from whymatch.encoders import kinds
+from whymatch.encoders.blackbox import NOTHING, Usage
+from whymatch.encoders.encoder import Encoder
+from whymatch.encoders.kinds import Direct
+from whymatch.encoders.multivector import MultiVectorEncoder
 from whymatch.method import Method
-from whymatch.multivector import MultiVectorEncoder
+from whymatch.paths.integrate import Integral
+from whymatch.paths.jacobian import LOCK
 from whymatch.progress import track
 from whymatch.quadrature import Floats, get_rule
-from whymatch.readings import Both, Readings, both_groups, both_options
-from whymatch.reference import Reference, check_reference, name_of
+from whymatch.reading.inputs import EncodeOptions, Request, TokenSource, Value
+from whymatch.reading.readings import Both, Readings, both_groups, both_options
+from whymatch.reading.reference import Reference, check_reference, name_of
+from whymatch.results.decomposition import Decomposition
+from whymatch.results.explanation import Explanation
 from whymatch.search import SearchMixin
 from whymatch.settings import MAXSIM, PATHLESS, SIMILARITIES, Settings, check_layer, check_settings, is_int
 from whymatch.words import Groups, check_groups, quote

@@ -38,17 +38,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whymatch import progress
-from whymatch.cut import Cut
-from whymatch.decomposition import Decomposition, Derived, Projection
-from whymatch.encoder import Encoder
-from whymatch.explanation import Explanation
-from whymatch.inputs import EncodeOptions, Input, Request, Source, TokenSource, batched, describe
-from whymatch.integrate import Integral, to_numpy
-from whymatch.jacobian import LOCK, Nodes, Paths, Tail, cheapest_mode, passes_at_once, values
+from whymatch.encoders.cut import Cut
+from whymatch.encoders.encoder import Encoder
+from whymatch.paths.integrate import Integral, to_numpy
+from whymatch.paths.jacobian import LOCK, Nodes, Paths, Tail, cheapest_mode, passes_at_once, values
 from whymatch.quadrature import Floats
-from whymatch.reference import Reference, reference_features, reference_states
+from whymatch.reading.inputs import EncodeOptions, Input, Request, Source, TokenSource, batched, describe
+from whymatch.reading.reference import Reference, reference_features, reference_states
+from whymatch.reading.sides import TEMPLATE, Side
+from whymatch.results.decomposition import Decomposition, Derived, Projection
+from whymatch.results.explanation import Explanation
 from whymatch.settings import MAXSIM, Settings, check_layer
-from whymatch.sides import TEMPLATE, Side
 from whymatch.words import quote
 
 

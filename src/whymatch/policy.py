@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from whymatch.encoder import Encoder
-from whymatch.identity import identity
-from whymatch.inputs import EncodeOptions, Request, TokenSource
+from whymatch.encoders.encoder import Encoder
+from whymatch.encoders.identity import identity
 from whymatch.method import Method
 from whymatch.progress import stages
+from whymatch.reading.inputs import EncodeOptions, Request, TokenSource
 from whymatch.settings import DETAILS
 
 PATH = "relay"

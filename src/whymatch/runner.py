@@ -13,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from whymatch import method, policy, schedule
-from whymatch.cut import Cut
-from whymatch.decomposition import Decomposition, Derived, Projection
-from whymatch.explanation import Explanation
-from whymatch.inputs import Request, TokenSource
-from whymatch.integrate import Integral, RoughPathError
-from whymatch.jacobian import LOCK
-from whymatch.kinds import Direct
+from whymatch.encoders.cut import Cut
+from whymatch.encoders.kinds import Direct
 from whymatch.method import Method
+from whymatch.paths.integrate import Integral, RoughPathError
+from whymatch.paths.jacobian import LOCK
 from whymatch.progress import bar, stage, stages
+from whymatch.reading.inputs import Request, TokenSource
+from whymatch.results.decomposition import Decomposition, Derived, Projection
+from whymatch.results.explanation import Explanation
 from whymatch.settings import MAXSIM, PATHLESS, Settings, warn_missed, warn_uncertain
 from whymatch.words import check_text
 

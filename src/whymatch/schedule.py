@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from whymatch.inputs import TokenSource
-from whymatch.jacobian import REVERSE_COST
-from whymatch.sides import TEMPLATE
+from whymatch.paths.jacobian import REVERSE_COST
+from whymatch.reading.inputs import TokenSource
+from whymatch.reading.sides import TEMPLATE
 
 # Inputs of one length that run through the encoder together: enough to fill the machine, few enough to bound memory.
 TEXTS_TOGETHER = 32

@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whymatch import method
-from whymatch.contrast import Background, Contrast, contrast_vectors
-from whymatch.decomposition import Decomposition
-from whymatch.explanation import Explanation
-from whymatch.highlights import Highlights, Unit, highlight_side
-from whymatch.inputs import Request, Value
-from whymatch.kinds import Direct
+from whymatch.encoders.kinds import Direct
 from whymatch.method import Method
-from whymatch.ranking import Document, Ranking, scores_of, top_of
-from whymatch.readings import Both, both_groups, both_options
+from whymatch.reading.inputs import Request, Value
+from whymatch.reading.readings import Both, both_groups, both_options
+from whymatch.reading.sides import Side
+from whymatch.results.contrast import Background, Contrast, contrast_vectors
+from whymatch.results.decomposition import Decomposition
+from whymatch.results.explanation import Explanation
+from whymatch.results.highlights import Highlights, Unit, highlight_side
+from whymatch.results.ranking import Document, Ranking, scores_of, top_of
 from whymatch.runner import Runner
 from whymatch.settings import MAXSIM, Settings, check_top
-from whymatch.sides import Side
 from whymatch.words import Groups
 
 Ask: TypeAlias = Callable[[Value], Request]  # makes a request of an input

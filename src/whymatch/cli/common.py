@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from whymatch import Explainer
-    from whymatch.ranking import Ranking
+    from whymatch.results.ranking import Ranking
 
 STANDARD = "-"  # standard input or output, in the place of a file or a text
 STANDARD_FOLDER = "whymatch-standard-input-"  # how the folder of a copy of standard input begins
@@ -41,7 +41,7 @@ def offer(*values: str) -> Callable[[str], list[str]]:
 
 def _offer_models(incomplete: str) -> list[str]:
     """Let the shell complete the names of models that are here; where none fits, it completes folders by itself."""
-    from whymatch.loading import installed
+    from whymatch.encoders.loading import installed
 
     return [model.name for model in installed() if model.name.startswith(incomplete)]
 

@@ -50,7 +50,7 @@ from whymatch.progress import bar
 if TYPE_CHECKING:
     from whymatch import Explainer
     from whymatch.corpus.ray import Ray
-    from whymatch.ranking import Document
+    from whymatch.results.ranking import Document
 
 Corpus: TypeAlias = Documents
 Folder: TypeAlias = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the index.")]

@@ -56,7 +56,7 @@ from whymatch.words import check_text
 
 if TYPE_CHECKING:
     from whymatch import Explainer, Explanation
-    from whymatch.ranking import Document
+    from whymatch.results.ranking import Document
 
 PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tiff", ".webp"}
 
@@ -303,7 +303,7 @@ def _read_passages(path: Path) -> list[Document]:
     """Read the documents of a table, or a text file as a single document."""
     from whymatch.corpus.pairs import read_documents
     from whymatch.corpus.tables import FORMATS
-    from whymatch.ranking import Document
+    from whymatch.results.ranking import Document
 
     if path.suffix.lower() in FORMATS:
         return read_documents(path)
@@ -342,7 +342,7 @@ def serve(
     except ImportError as error:
         raise ImportError(f"the explorer needs more packages ({error}): pip install 'whymatch[web]'") from None
 
-    from whymatch.blackbox import BUDGET
+    from whymatch.encoders.blackbox import BUDGET
 
     _check_port(host, port)
     explainers = [
@@ -364,7 +364,7 @@ def models() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from whymatch.loading import installed
+    from whymatch.encoders.loading import installed
 
     available = installed()
     if not available:
@@ -397,7 +397,7 @@ def _picture_path(text: str) -> str | Path:
 
 def _decompose_both(explainer: Explainer, inputs: tuple[Any, Any], groups: Any, **reading: Any) -> Explanation:
     """Explain a pair by decompositions of both sides, each of which then knows its similarity with itself."""
-    from whymatch.readings import both_options
+    from whymatch.reading.readings import both_options
 
     units = groups if isinstance(groups, tuple) else (groups, groups)
     options = both_options(**reading, prompt=None, asymmetric=explainer.asymmetric)

@@ -65,7 +65,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run was interrupted.")] = False,
 ) -> None:
     """Train an encoder whose reference is exactly zero, or a plain one to compare it with."""
-    from whymatch.loading import DEFAULT_MODEL
+    from whymatch.encoders.loading import DEFAULT_MODEL
     from whymatch.training import Recipe
     from whymatch.training import train as run
     from whymatch.training.data import read_splits
@@ -104,7 +104,7 @@ def evaluate_sts(
     """Print Spearman's correlation of a model's scores with people's, by cosine and by dot product."""
     check_writable(json)
     from whymatch.corpus.pairs import read_scored_pairs
-    from whymatch.loading import load
+    from whymatch.encoders.loading import load
     from whymatch.training import sts
 
     pairs = read_scored_pairs(data, names_of(columns), range_of(score_range))
@@ -158,7 +158,7 @@ def study(
     """Run one of the paper's studies, or all of them, and show our numbers beside the paper's."""
     from whymatch import studies
     from whymatch.corpus.pairs import Pairs, read_scored_pairs
-    from whymatch.loading import DEFAULT_MODEL
+    from whymatch.encoders.loading import DEFAULT_MODEL
     from whymatch.studies import report
     from whymatch.studies.experiment import Experiment
     from whymatch.studies.negation import read_changes
@@ -242,7 +242,7 @@ def _duration(seconds: float) -> str:
 
 def _compare_methods(items: Sequence[Change], data: Path, out: Path, models: Sequence[str], seed: int) -> None:
     """Tell which methods of explanation show what negations and antonyms do to a score."""
-    from whymatch.loading import load
+    from whymatch.encoders.loading import load
     from whymatch.studies.negation import Negation
     from whymatch.truth import evaluation
     from whymatch.truth.runs import Job, run

@@ -121,7 +121,7 @@ def evaluate(
 
 
 def _advise(models: Sequence[str | None], data: Sequence[Path], seed: int) -> None:
-    from whymatch.loading import load
+    from whymatch.encoders.loading import load
     from whymatch.truth.advice import PAIRS, advise
     from whymatch.truth.data import read_pairs, sample
 

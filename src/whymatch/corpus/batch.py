@@ -20,8 +20,8 @@ from whymatch.corpus.ray import Ray, RayEngine
 from whymatch.corpus.record import TEXTS, Job, Record, Results, job_folder
 from whymatch.corpus.tables import FIRST, SECOND, Table, warn_of_long_rows
 from whymatch.files import lock_folder, make_folder
-from whymatch.ranking import lengths_of
-from whymatch.readings import PLAIN, Both, Readings, describe_readings
+from whymatch.reading.readings import PLAIN, Both, Readings, describe_readings
+from whymatch.results.ranking import lengths_of
 from whymatch.settings import check_top
 
 WINDOW = 128  # rows that are explained together, at most

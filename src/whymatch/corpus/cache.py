@@ -8,10 +8,10 @@ from pathlib import Path
 
 from whymatch.corpus.store import Store
 from whymatch.corpus.tables import hash_text
-from whymatch.decomposition import Decomposition
 from whymatch.explainer import Explainer
-from whymatch.inputs import EncodeOptions
-from whymatch.ranking import differ
+from whymatch.reading.inputs import EncodeOptions
+from whymatch.results.decomposition import Decomposition
+from whymatch.results.ranking import differ
 from whymatch.settings import MAXSIM
 
 

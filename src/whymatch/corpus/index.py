@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whymatch import Explainer, Explanation, loading
-from whymatch.contrast import Background
+from whymatch import Explainer, Explanation
 from whymatch.corpus.arrow import pa
 from whymatch.corpus.ray import Ray, load_explainer, stream
 from whymatch.corpus.shards import VERSION, Precision, about, to_rows, without_parts
 from whymatch.corpus.store import KEPT, Kept, Store
-from whymatch.decomposition import Decomposition
+from whymatch.encoders import loading
 from whymatch.files import lock_folder, make_folder
-from whymatch.inputs import EncodeOptions
-from whymatch.ranking import Document, Ranking, differ, lengths_of, top_of
-from whymatch.readings import PLAIN, Both
+from whymatch.reading.inputs import EncodeOptions
+from whymatch.reading.readings import PLAIN, Both
+from whymatch.results.contrast import Background
+from whymatch.results.decomposition import Decomposition
+from whymatch.results.ranking import Document, Ranking, differ, lengths_of, top_of
 from whymatch.settings import MAXSIM, Settings, check_top
 from whymatch.words import Groups, check_text, quote
 

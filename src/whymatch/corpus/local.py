@@ -17,8 +17,8 @@ from whymatch.corpus.arrow import pa
 from whymatch.corpus.cache import Cache
 from whymatch.corpus.record import ROWS, BadRow, Results
 from whymatch.corpus.tables import Row
-from whymatch.decomposition import Decomposition
-from whymatch.inputs import EncodeOptions
+from whymatch.reading.inputs import EncodeOptions
+from whymatch.results.decomposition import Decomposition
 
 WINDOW_SECONDS = 5.0  # of work between two reports of progress
 

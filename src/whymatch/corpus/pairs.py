@@ -22,7 +22,7 @@ from whymatch.corpus.tables import (
     join_names,
     warn_of_long_rows,
 )
-from whymatch.ranking import Document
+from whymatch.results.ranking import Document
 from whymatch.words import quote
 
 FEW = 0.05  # a share of scores above 1 that is too small to tell that scores range from 0 to 5

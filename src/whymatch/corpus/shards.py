@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from whymatch import files
 from whymatch.corpus.arrow import pa
-from whymatch.decomposition import Decomposition
-from whymatch.ranking import Document
+from whymatch.reading.sides import Side
+from whymatch.results.decomposition import Decomposition
+from whymatch.results.ranking import Document
 from whymatch.settings import Settings
-from whymatch.sides import Side
 from whymatch.words import quote
 
 VERSION = 3  # of the format: 1 has no errors of contributions, 2 keeps nothing of a document but its text

@@ -32,10 +32,10 @@ from whymatch.corpus.shards import (
     flatten,
     to_rows,
 )
-from whymatch.decomposition import Decomposition
-from whymatch.inputs import EncodeOptions
-from whymatch.ranking import Document
-from whymatch.readings import PLAIN, Readings, compare_readings, describe_readings, parse_readings
+from whymatch.reading.inputs import EncodeOptions
+from whymatch.reading.readings import PLAIN, Readings, compare_readings, describe_readings, parse_readings
+from whymatch.results.decomposition import Decomposition
+from whymatch.results.ranking import Document
 from whymatch.settings import Settings, is_int
 from whymatch.words import quote
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from whymatch import Explainer
 from whymatch.integrations.found import ExplainedHit, Reader
-from whymatch.ranking import Document
+from whymatch.results.ranking import Document
 
 
 def search(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whymatch import Explainer
-from whymatch.highlights import Unit
-from whymatch.ranking import differ
-from whymatch.readings import Both
+from whymatch.reading.readings import Both
+from whymatch.results.highlights import Unit
+from whymatch.results.ranking import differ
 from whymatch.words import quote
 
 

@@ -17,12 +17,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whymatch import Explainer, Explanation, __version__, loading
-from whymatch.adjusted import shift_of
+from whymatch import Explainer, Explanation, __version__
 from whymatch.corpus.pairs import Pairs
 from whymatch.corpus.store import Store
+from whymatch.encoders import loading
+from whymatch.encoders.adjusted import shift_of
 from whymatch.files import lock_folder, make_folder, read_json, read_sealed_json, write_json, write_sealed_json
-from whymatch.integrate import RoughPathError
+from whymatch.paths.integrate import RoughPathError
 from whymatch.progress import track
 from whymatch.studies import charts
 from whymatch.studies.parsers import Parser, get_parser

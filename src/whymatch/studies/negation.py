@@ -20,7 +20,7 @@ import numpy as np
 from whymatch import Explainer, Explanation
 from whymatch.corpus.pairs import warn_of_bad_rows
 from whymatch.corpus.tables import FIRST, SECOND, Table
-from whymatch.ranking import scores_of
+from whymatch.results.ranking import scores_of
 from whymatch.studies import charts
 from whymatch.studies.experiment import Comparison, Experiment, Result, percent
 from whymatch.truth.asking import Model, keep_words, seeded

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, mse_loss, pad
 
-from whymatch.adjusted import shift_of
+from whymatch.encoders.adjusted import shift_of
 
 TOGETHER = 8  # texts that run together, sorted by length: more of them would be padded more
 

@@ -16,8 +16,9 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 from sentence_transformers.base.evaluation import BaseEvaluator
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
-from whymatch import __version__, loading
-from whymatch.adjusted import adjust, shift_of
+from whymatch import __version__
+from whymatch.encoders import loading
+from whymatch.encoders.adjusted import adjust, shift_of
 from whymatch.files import lock_folder, make_folder, read_json, read_sealed_json, write_json, write_sealed_json
 from whymatch.progress import bar
 from whymatch.training.card import card

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from whymatch.cut import copy_tree
-from whymatch.encoder import Encoder
-from whymatch.identity import identity
-from whymatch.inputs import EncodeOptions, Input, batched
-from whymatch.jacobian import LOCK
+from whymatch.encoders.cut import copy_tree
+from whymatch.encoders.encoder import Encoder
+from whymatch.encoders.identity import identity
+from whymatch.paths.jacobian import LOCK
 from whymatch.quadrature import Floats
+from whymatch.reading.inputs import EncodeOptions, Input, batched
 from whymatch.settings import SIMILARITIES
 from whymatch.words import Span, word_spans
 

@@ -16,11 +16,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from whymatch.cut import Cut, copy_tree
-from whymatch.inputs import Input, batched
-from whymatch.integrate import to_numpy
-from whymatch.jacobian import LOCK
+from whymatch.encoders.cut import Cut, copy_tree
+from whymatch.paths.integrate import to_numpy
+from whymatch.paths.jacobian import LOCK
 from whymatch.quadrature import Floats
+from whymatch.reading.inputs import Input, batched
 from whymatch.settings import check_layer
 from whymatch.truth.asking import Model, keep_words, seeded
 from whymatch.truth.subjects import Attribution

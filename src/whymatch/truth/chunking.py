@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from whymatch.alignment import link
+from whymatch.results.alignment import link
 from whymatch.truth.data import ChunkedPair
 from whymatch.truth.judging import judge
 from whymatch.truth.links import top1

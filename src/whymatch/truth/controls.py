@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from whymatch.adjusted import unshifted
+from whymatch.encoders.adjusted import unshifted
 from whymatch.quadrature import Floats
 from whymatch.truth.asking import Model, seeded
 from whymatch.truth.deletions import Coalitions, model_of

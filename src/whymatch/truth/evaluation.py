@@ -10,10 +10,10 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whymatch.decomposition import Decomposition
+from whymatch.encoders.loading import load
 from whymatch.explainer import Explainer
 from whymatch.files import make_folder
-from whymatch.loading import load
+from whymatch.results.decomposition import Decomposition
 from whymatch.truth import baselines, data
 from whymatch.truth.asking import Model
 from whymatch.truth.chunking import Chunks

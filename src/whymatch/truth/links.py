@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from whymatch.alignment import link
 from whymatch.quadrature import Floats
+from whymatch.results.alignment import link
 from whymatch.truth.data import AlignedPair
 from whymatch.truth.judging import judge
 from whymatch.truth.results import Measure, Result, Row

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from whymatch.explanation import Explanation
 from whymatch.quadrature import Floats
+from whymatch.results.explanation import Explanation
 from whymatch.words import Span, quote, word_spans
 
 Subject: TypeAlias = Any  # see above

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from whymatch.contrast import Contrast
-    from whymatch.explanation import Explanation
-    from whymatch.highlights import Highlights
+    from whymatch.results.contrast import Contrast
+    from whymatch.results.explanation import Explanation
+    from whymatch.results.highlights import Highlights
 
 
 TOP = 30  # rows, and columns, of a heat map of about a foot

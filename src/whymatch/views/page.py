@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from whymatch.contrast import describe_background
+from whymatch.results.contrast import describe_background
 from whymatch.words import group_words
 
 if TYPE_CHECKING:
-    from whymatch.contrast import Contrast
-    from whymatch.explanation import Explanation
-    from whymatch.highlights import Highlights
-    from whymatch.ranking import Ranking
+    from whymatch.results.contrast import Contrast
+    from whymatch.results.explanation import Explanation
+    from whymatch.results.highlights import Highlights
+    from whymatch.results.ranking import Ranking
 
 # The template engine escapes whatever comes from a text: it reaches the document as text, never as markup.
 _TEMPLATES = Environment(loader=PackageLoader("whymatch.views"), autoescape=True)

@@ -16,10 +16,10 @@ from whymatch.views.colours import ink, shade
 from whymatch.views.printable import printable
 
 if TYPE_CHECKING:
-    from whymatch.contrast import Contrast
-    from whymatch.explanation import Explanation, Pair
-    from whymatch.highlights import Highlights
-    from whymatch.ranking import Ranking
+    from whymatch.results.contrast import Contrast
+    from whymatch.results.explanation import Explanation, Pair
+    from whymatch.results.highlights import Highlights
+    from whymatch.results.ranking import Ranking
 
 CELL = 7  # the width of a column of the matrix
 ROWS = 40  # the most rows of the matrix that are printed

@@ -13,7 +13,7 @@ from whymatch.views.page import frame, page, payload, read_static
 
 if TYPE_CHECKING:
     from whymatch import Explainer
-    from whymatch.explanation import Explanation
+    from whymatch.results.explanation import Explanation
 
 
 def show(why: Explanation, explainer: Explainer | None = None) -> Any:

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from whymatch import Explainer, __version__
-from whymatch.readings import Both
+from whymatch.reading.readings import Both
 from whymatch.views.page import VIEWS, empty_page, payload, ranking_payload
 from whymatch.web import answers
 from whymatch.web.middleware import BodyLimit, ResponseHeaders, refuse

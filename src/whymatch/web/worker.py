@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from whymatch import progress
-from whymatch.retries import ServiceError
+from whymatch.encoders.retries import ServiceError
 from whymatch.web.middleware import refuse_for_now
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whymatch.encoders.identity import identity as identity
 from whymatch.files import sha256
-from whymatch.identity import identity as identity
 from whymatch.words import quote
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def _load_own(path: str, device: str | None, *, local: bool, trusted: bool) -> S
 
 def _own_modules() -> dict[str, Any]:
     """Return the classes of whymatch that a model's list of modules may name."""
-    from whymatch.adjusted import ReferenceShift, Scale
+    from whymatch.encoders.adjusted import ReferenceShift, Scale
 
     return {f"{each.__module__}.{each.__name__}": each for each in (ReferenceShift, Scale)}
 

@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whymatch.contrast import Background, Contrast, pick_hits
-from whymatch.decomposition import Decomposition
-from whymatch.explanation import Explanation
 from whymatch.files import write_json
 from whymatch.frames import to_frame
-from whymatch.highlights import COARSER, Highlights, Unit, read_end
-from whymatch.inputs import Value, check_input
+from whymatch.reading.inputs import Value, check_input
+from whymatch.results.contrast import Background, Contrast, pick_hits
+from whymatch.results.decomposition import Decomposition
+from whymatch.results.explanation import Explanation
+from whymatch.results.highlights import COARSER, Highlights, Unit, read_end
 from whymatch.settings import MAXSIM
 from whymatch.words import Span, quote
 

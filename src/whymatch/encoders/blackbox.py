@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whymatch import progress
-from whymatch.cut import EncoderError, model_code
-from whymatch.decomposition import Decomposition
-from whymatch.inputs import EncodeOptions, Request, Value
-from whymatch.retries import ServiceError, is_transient, with_retries
+from whymatch.encoders.cut import EncoderError, model_code
+from whymatch.encoders.retries import ServiceError, is_transient, with_retries
+from whymatch.reading.inputs import EncodeOptions, Request, Value
+from whymatch.reading.sides import Side
+from whymatch.results.decomposition import Decomposition
 from whymatch.settings import Settings
 from whymatch.shapley import Flags, Floats, least_pairs, shapley_values
-from whymatch.sides import Side
 from whymatch.words import UNITS, Span, check_text, find_spans, group_spans, keep_units, label_groups, quote, word_spans
 
 Embed: TypeAlias = Callable[[list[str], EncodeOptions], Any]

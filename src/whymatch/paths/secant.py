@@ -1,8 +1,8 @@
 """The secant of an encoder: a linear map L with L(x − r) = e(x) − e(r), from one pass at x and one at r.
 
-Every operation of the encoder has a difference quotient of its own (:mod:`whymatch.secant_rules`): a linear map that
-takes the difference of its arguments exactly to the difference of its results. L is their product. It needs no nodes
-and is exact to rounding, with kinks (ReLU, max pooling) too, where quadrature converges slowly.
+Every operation of the encoder has a difference quotient of its own (``secant_rules.py``): a linear map that takes the
+difference of its arguments exactly to the difference of its results. L is their product. It needs no nodes and is exact
+to rounding, with kinks (ReLU, max pooling) too, where quadrature converges slowly.
 
 **A secant depends on how a function is written.** The paper's integral does not: two programs that compute the same
 function have the same integrated Jacobian, while ``(a * b) * c`` and ``a * (b * c)`` already have different secants, as
@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from whymatch import progress
-from whymatch.jacobian import LOCK, Paths, Product
-from whymatch.secant_rules import BLANK, NORMS, RULES, Linear, Norm, NoRule, Pair, put, take
+from whymatch.paths.jacobian import LOCK, Paths, Product
+from whymatch.paths.secant_rules import BLANK, NORMS, RULES, Linear, Norm, NoRule, Pair, put, take
 
 aten = torch.ops.aten
 
@@ -405,9 +405,9 @@ def record(function: Callable[[Tensor], Tensor], x: Tensor, r: Tensor, norm: Nor
 
 @dataclass(frozen=True)
 class SecantMap:
-    """The secant of an encoder between the ends of each path, as a :class:`whymatch.jacobian.LinearMap`.
+    """The secant of an encoder between the ends of each path, as a :class:`whymatch.paths.jacobian.LinearMap`.
 
-    It depends on how the encoder is written, unlike an integrated Jacobian; see :mod:`whymatch.secant`.
+    It depends on how the encoder is written, unlike an integrated Jacobian; see :mod:`whymatch.paths.secant`.
 
     Attributes:
         paths: the paths, of which only the ends matter.

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit, urlunsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from whymatch.retries import BusyError, ServiceError, with_retries
+from whymatch.encoders.retries import BusyError, ServiceError, with_retries
 from whymatch.words import quote
 
 # Status codes of servers that may answer later.
@@ -124,7 +124,7 @@ class Endpoint:
         return self._array(vectors)
 
     def request(self, texts: list[str]) -> NDArray[np.floating]:
-        """Embed texts by one request; a failure that may pass is a :class:`whymatch.retries.BusyError`."""
+        """Embed texts by one request; a failure that may pass is a :class:`whymatch.encoders.retries.BusyError`."""
         try:
             return self._post(texts)
         except ServiceError as error:

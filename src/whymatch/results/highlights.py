@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
 
 from whymatch.frames import to_frame
 from whymatch.quadrature import Floats
+from whymatch.reading.sides import Side
 from whymatch.settings import check_top
-from whymatch.sides import Side
 from whymatch.words import group_spans, merge_spans, quote, sentence_spans, word_spans
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whymatch.pictures import Box, Image
+from whymatch.reading.pictures import Box, Image
 from whymatch.words import Span, group_words, label_groups
 
 KINDS = ("text", "special", "prompt", "patch", "group")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from whymatch.pictures import Box, Image
+from whymatch.reading.pictures import Box, Image
+from whymatch.reading.sides import Side
 from whymatch.settings import Settings
 from whymatch.shapley import Sampling
-from whymatch.sides import Side
 from whymatch.words import Span
 
 

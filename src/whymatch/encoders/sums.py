@@ -19,12 +19,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whymatch import progress
-from whymatch.cut import Tokenizers, copy_tree, model_code
-from whymatch.decomposition import Decomposition
-from whymatch.encoder import in_batches, is_asymmetric, is_routed
-from whymatch.identity import identity
-from whymatch.inputs import EncodeOptions, Input, Request, Value, batched, describe, label_tokens, read_texts, reader_of
-from whymatch.jacobian import LOCK
+from whymatch.encoders.cut import Tokenizers, copy_tree, model_code
+from whymatch.encoders.encoder import in_batches, is_asymmetric, is_routed
+from whymatch.encoders.identity import identity
+from whymatch.paths.jacobian import LOCK
+from whymatch.reading.inputs import (
+    EncodeOptions,
+    Input,
+    Request,
+    Value,
+    batched,
+    describe,
+    label_tokens,
+    read_texts,
+    reader_of,
+)
+from whymatch.results.decomposition import Decomposition
 from whymatch.settings import Settings
 from whymatch.words import check_text, quote
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whymatch import progress
-from whymatch.jacobian import IntegratedJacobian, LinearMap, Nodes, Paths, Product, Relay, Tail, values
+from whymatch.paths.jacobian import IntegratedJacobian, LinearMap, Nodes, Paths, Product, Relay, Tail, values
+from whymatch.paths.secant import SecantMap
 from whymatch.quadrature import FINEST, USUAL, Floats, Lens, PathProbe, get_rule
-from whymatch.secant import SecantMap
 from whymatch.settings import Settings
 from whymatch.words import quote
 

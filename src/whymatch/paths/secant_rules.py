@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from whymatch.derivatives import attention_scores, pull_attention, push_attention
+from whymatch.paths.derivatives import attention_scores, pull_attention, push_attention
 
 aten = torch.ops.aten
 

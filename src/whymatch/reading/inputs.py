@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whymatch.pictures import Box, boxes_of, open_picture, thumbnail
-from whymatch.sides import Side
-from whymatch.templates import Place, record_templates
+from whymatch.reading.pictures import Box, boxes_of, open_picture, thumbnail
+from whymatch.reading.sides import Side
+from whymatch.reading.templates import Place, record_templates
 from whymatch.words import UNITS, Groups, Span, check_text, find_spans, group_spans, label_groups, quote
 
 Value: TypeAlias = Any  # a text, a Pillow image, or the path of an image file
@@ -107,7 +107,7 @@ class Input:
         options: the options of ``encode`` for it.
         tokens: the rows' names.
         offsets: the characters of the text that a row stands for; empty for what is not part of the text.
-        kinds: "text", "special", "prompt" or "patch"; see :class:`whymatch.sides.Side`.
+        kinds: "text", "special", "prompt" or "patch"; see :class:`whymatch.reading.sides.Side`.
         truncated: whether the model reads only the beginning of the text.
         reader: the module of the model that preprocessed it.
         unpooled: how many rows, from the first, the pooling leaves out: those of a prompt.

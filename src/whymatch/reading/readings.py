@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from whymatch.inputs import EncodeOptions
+from whymatch.reading.inputs import EncodeOptions
 from whymatch.settings import is_int
 from whymatch.words import Groups, check_groups, quote
 

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whymatch.cut import copy_tree, model_code
-from whymatch.encoder import Encoder, in_batches
-from whymatch.inputs import EncodeOptions, Input, TokenSource, Value, read_expanded
+from whymatch.encoders.cut import copy_tree, model_code
+from whymatch.encoders.encoder import Encoder, in_batches
+from whymatch.reading.inputs import EncodeOptions, Input, TokenSource, Value, read_expanded
 from whymatch.words import check_text, quote
 
 

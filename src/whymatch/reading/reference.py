@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from whymatch.inputs import Input
+from whymatch.reading.inputs import Input
 from whymatch.words import check_text, quote
 
 TOKENS = ("pad", "unk", "mask")

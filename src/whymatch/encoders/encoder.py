@@ -17,14 +17,32 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whymatch import progress
-from whymatch.cut import Cut, EncoderError, Tokenizers, Tower, copy_tree, first_state, has_own_forward, model_code
-from whymatch.derivatives import NAME, knows_attention, register
-from whymatch.identity import identity
-from whymatch.inputs import EncodeOptions, Input, TokenSource, Value, batched, read_picture, read_texts, with_patches
-from whymatch.jacobian import LOCK
-from whymatch.loading import check_default_device
-from whymatch.pictures import open_picture
-from whymatch.reference import Reference, content_ids
+from whymatch.encoders.cut import (
+    Cut,
+    EncoderError,
+    Tokenizers,
+    Tower,
+    copy_tree,
+    first_state,
+    has_own_forward,
+    model_code,
+)
+from whymatch.encoders.identity import identity
+from whymatch.encoders.loading import check_default_device
+from whymatch.paths.derivatives import NAME, knows_attention, register
+from whymatch.paths.jacobian import LOCK
+from whymatch.reading.inputs import (
+    EncodeOptions,
+    Input,
+    TokenSource,
+    Value,
+    batched,
+    read_picture,
+    read_texts,
+    with_patches,
+)
+from whymatch.reading.pictures import open_picture
+from whymatch.reading.reference import Reference, content_ids
 from whymatch.words import quote
 
 if TYPE_CHECKING:
@@ -43,7 +61,7 @@ class Encoder:
     def __init__(self, model: SentenceTransformer, name: str, blocks: str | Sequence[str] | None = None) -> None:
         if len(model) == 0:
             raise TypeError(f"{name!r} has no modules: there is nothing to explain")
-        from whymatch.adjusted import shift_of, unshifted
+        from whymatch.encoders.adjusted import shift_of, unshifted
 
         _check_weights(model, name)
         self.model = model

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whymatch.derivatives import NAME, speed_up
-from whymatch.inputs import Input
-from whymatch.jacobian import passes_at_once, plain_attention
+from whymatch.paths.derivatives import NAME, speed_up
+from whymatch.paths.jacobian import passes_at_once, plain_attention
+from whymatch.reading.inputs import Input
 from whymatch.words import quote
 
 # What PyTorch says of operations that cannot be differentiated in the ways needed here.

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from whymatch.alignment import Alignment, Kind, align
 from whymatch.files import read_sealed_json, write_sealed_json
 from whymatch.frames import require_pandas
-from whymatch.highlights import COARSER, Highlight, Highlights, Part, Unit, highlight_side, parts_of
-from whymatch.pictures import Box, Image
 from whymatch.quadrature import Floats
+from whymatch.reading.pictures import Box, Image
+from whymatch.reading.sides import Side, numbers
+from whymatch.results.alignment import Alignment, Kind, align
+from whymatch.results.highlights import COARSER, Highlight, Highlights, Part, Unit, highlight_side, parts_of
 from whymatch.settings import MAXSIM, PATHLESS, SIMILARITIES, Settings, check_top, is_int
-from whymatch.sides import Side, numbers
 from whymatch.words import Span
 
 if TYPE_CHECKING:

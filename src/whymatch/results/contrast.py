@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whymatch.decomposition import Decomposition
-from whymatch.explanation import Explanation
 from whymatch.files import write_json
 from whymatch.frames import to_frame
-from whymatch.highlights import COARSER, Highlights, Part, Unit, parts_of
 from whymatch.quadrature import Floats
+from whymatch.reading.sides import Side
+from whymatch.results.decomposition import Decomposition
+from whymatch.results.explanation import Explanation
+from whymatch.results.highlights import COARSER, Highlights, Part, Unit, parts_of
 from whymatch.settings import check_top
-from whymatch.sides import Side
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ import numpy as np
 from whymatch.quadrature import Floats
 
 if TYPE_CHECKING:
-    from whymatch.explanation import Explanation, Pair
+    from whymatch.results.explanation import Explanation, Pair
 
 Kind = Literal["mutual", "assignment", "flow"]
 

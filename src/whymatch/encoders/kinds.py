@@ -2,11 +2,11 @@
 
 | kind | what it is | a text's decomposition |
 |---|---|---|
-| :class:`whymatch.encoder.Encoder` | a SentenceTransformer that can be differentiated | :mod:`whymatch.method` |
-| :class:`whymatch.multivector.MultiVectorEncoder` | a vector for each token | the same, of all vectors together |
-| :class:`whymatch.sums.StaticEncoder`, ``Model2Vec`` | a table of vectors that are averaged | read off the table |
-| :class:`whymatch.sums.SparseEncoder` | a weight for each term of a vocabulary | read off the terms |
-| :class:`whymatch.blackbox.BlackBox` | a function, a service, a model that cannot be differentiated | Shapley values |
+| ``encoder.Encoder`` | a SentenceTransformer that can be differentiated | ``whymatch.method`` |
+| ``multivector.MultiVectorEncoder`` | a vector for each token | the same, of all vectors together |
+| ``sums.StaticEncoder``, ``Model2Vec`` | a table of vectors that are averaged | read off the table |
+| ``sums.SparseEncoder`` | a weight for each term of a vocabulary | read off the terms |
+| ``blackbox.BlackBox`` | a function, a service, a model that cannot be differentiated | Shapley values |
 
 Everything after this (pairs, rankings, indexes, pages) works with decompositions only.
 """
@@ -24,17 +24,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whymatch import loading
-from whymatch.blackbox import TEXTS_TOGETHER, BlackBox
-from whymatch.cut import copy_tree
-from whymatch.decomposition import Decomposition
-from whymatch.encoder import Encoder, encode, find_obstacle, is_asymmetric, is_routed
-from whymatch.endpoints import Endpoint
-from whymatch.inputs import EncodeOptions, Request, Value
-from whymatch.jacobian import LOCK
-from whymatch.multivector import MultiVectorEncoder
+from whymatch.encoders import loading
+from whymatch.encoders.blackbox import TEXTS_TOGETHER, BlackBox
+from whymatch.encoders.cut import copy_tree
+from whymatch.encoders.encoder import Encoder, encode, find_obstacle, is_asymmetric, is_routed
+from whymatch.encoders.endpoints import Endpoint
+from whymatch.encoders.multivector import MultiVectorEncoder
+from whymatch.encoders.sums import Model2Vec, SparseEncoder, StaticEncoder
+from whymatch.paths.jacobian import LOCK
+from whymatch.reading.inputs import EncodeOptions, Request, Value
+from whymatch.results.decomposition import Decomposition
 from whymatch.settings import Settings
-from whymatch.sums import Model2Vec, SparseEncoder, StaticEncoder
 
 METHODS = ("shapley",)
 

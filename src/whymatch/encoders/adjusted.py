@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module, Normalize, Router
 from torch import Tensor
 
-from whymatch.reference import content_ids
+from whymatch.reading.reference import content_ids
 
 # The name of the only route of a ReferenceShift.
 ROUTE = "encoder"

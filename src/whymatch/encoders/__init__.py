@@ -1,0 +1,1 @@
+"""Every kind of encoder: loading it, cutting it at a layer, and explaining those that are not differentiated."""

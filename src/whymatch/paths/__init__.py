@@ -1,0 +1,1 @@
+"""The exact linear maps from x − r to e(x) − e(r): integrated Jacobians, relays of them, and secants."""
