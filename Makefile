@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Modules are compiled when they are first imported: most of what is installed never is.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+# One more than there are cores: some tests wait for a browser, a server or a process.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 1)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
@@ -21,7 +24,7 @@ demo: .venv/ready
 		'docs/start.md, examples/whymatch.ipynb' 'from Python; make docs builds the whole site'
 
 test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
 
 # The wheel in a fresh environment, without extras: what works, and what the missing extras say.
 test-install: .venv/ready
@@ -31,7 +34,7 @@ test-install: .venv/ready
 test-oldest:
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[model,plot,corpus,train,dev]'
-	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
+	$(PYTEST:$(BIN)%=.venv-oldest/bin%) \
 		tests/test_encoder.py tests/test_cut.py tests/test_kinds.py tests/test_method.py tests/test_integrate.py \
 		tests/test_runner.py tests/test_explainer.py tests/test_architectures.py tests/test_adjusted.py
 

@@ -95,11 +95,11 @@ def workers() -> list[int]:
 
 
 def test_a_worker_that_is_killed_is_replaced(cluster, explainer, tmp_path):
-    pairs = write_pairs(tmp_path / "p.jsonl", 200)
+    pairs = write_pairs(tmp_path / "p.jsonl", 80)
     killed: list[int] = []
 
     def kill_one(progress):
-        if not killed and progress.done < 150:
+        if not killed and progress.done < 60:
             for pid in workers()[:1]:
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
