@@ -33,9 +33,18 @@ TEXTS = [
     "",
 ]
 # The files that take longest begin first, so that none is left alone at the end, with one worker.
-SLOWEST = """
-test_ray test_studies test_training test_batch test_groups test_browser test_readme test_notebook test_table test_minilm
-""".split()
+SLOWEST = [
+    "test_ray",
+    "test_studies",
+    "test_training",
+    "test_batch",
+    "test_groups",
+    "test_browser",
+    "test_readme",
+    "test_notebook",
+    "test_table",
+    "test_minilm",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
