@@ -3,9 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Modules are compiled when they are first imported: most of what is installed never is.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
-# One more than there are cores: some tests wait for a browser, a server or a process.
-WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 1)
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 5 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
