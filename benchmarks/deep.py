@@ -154,16 +154,20 @@ def paper_text(model: Any, text: str, layer: int) -> float:
     seen: dict[str, torch.Tensor] = {}
 
     def interpolate(_module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        x, r = inputs[0].detach()
-        seen["path"] = (r + alpha * (x - r)).requires_grad_()
-        return (seen["path"], *inputs[1:])
+        states, *others = inputs
+        if len(states) == 2:  # the first block after the cut
+            x, r = states.detach()
+            states = seen["path"] = (r + alpha * (x - r)).requires_grad_()
+        # What else a block is given has a row for each of the two texts, and they are alike.
+        return (states, *(each if each is None else each[:1].expand(STEPS, *each.shape[1:]) for each in others))
 
-    hook = inner.encoder.layer[layer].register_forward_pre_hook(interpolate)
+    hooks = [block.register_forward_pre_hook(interpolate) for block in inner.encoder.layer[layer:]]
     start = time.process_time()
     try:
         embedding = inner(input_ids=torch.cat([tokenized, reference])).last_hidden_state.mean(1)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     forward = time.process_time() - start
     start = time.process_time()
     for k in range(PAPER_PASSES):
