@@ -129,7 +129,8 @@ def deep() -> str:
         ]
         if "paper" in result:
             lines += [
-                "The paper's algorithm, 50 steps (32 of the 768 backward passes of each were timed), and whymatch with at most a tenth of its error:",
+                "The paper's algorithm, 50 steps (32 of the 768 backward passes of each were timed), and whymatch "
+                "with at most a tenth of its error:",
                 "",
             ]
             lines += ["| tokens | layer | the paper's | error | straight | faster | relay | faster |", "|" + "---|" * 8]
