@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from whymatch import Explainer
+from whymatch import Explainer, method
 from whymatch.encoders.cut import Cut, EncoderError, copy_tree, model_code
 from whymatch.encoders.encoder import Encoder
-from whymatch.paths import integrate, jacobian
+from whymatch.paths import derivatives, integrate, jacobian
 from whymatch.reading.inputs import EncodeOptions, batched
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
@@ -57,6 +57,49 @@ def test_the_model_is_untouched(load, training):
     assert (model.encode(list(PAIR)) == embedded).all()
 
 
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [("bert", 3), ("mpnet", 3), ("albert", 3), ("modernbert", 0), ("qwen3", 0)],
+)
+def test_linear_layers_of_a_blocks_own_input_can_be_given_with_it(load, kind, layers):
+    """Queries, keys and values where the block begins with them; none where it begins with a norm."""
+    encoder = Encoder(load(kind), kind)
+    (given,) = encoder.read([PAIR[1]], EncodeOptions())
+    cut = encoder.cut(given, 1, torch.float64)
+    features = batched([given.features], cut.device)
+    x = cut.head(features)
+    lift, tail, which = cut.lift(1), cut.tail(features, 1, 2), torch.zeros(1, dtype=torch.long)
+    assert (0 if lift is None else len(lift.weights)) == layers
+    if lift is None:
+        return
+    torch.testing.assert_close(tail(lift.points(x), which), tail(x, which))
+    beside = lift.points(x)
+    beside[..., -1] += 1  # what is given is what is used
+    assert not torch.allclose(tail(beside, which), tail(x, which))
+    tangent, cotangent = torch.randn_like(x), torch.randn_like(beside)
+    torch.testing.assert_close((lift.tangents(tangent) * cotangent).sum(), (tangent * lift.cotangents(cotangent)).sum())
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "t5"])
+def test_a_text_that_the_model_has_embedded_does_not_run_again(load, kind, monkeypatch):
+    """Its hidden states are kept; T5's blocks also return a bias, and it runs as before."""
+    model, rows = load(kind), []
+    head = Cut.head
+
+    def count(self, features, **options):
+        states = head(self, features, **options)
+        rows.append(len(states))
+        return states
+
+    monkeypatch.setattr(Cut, "head", count)
+    why = Explainer(model, layer=1).explain(*PAIR)
+    assert rows == ([1, 2, 1, 2] if kind == "t5" else [1, 1])
+    monkeypatch.setattr(method, "FEW", 0)
+    rows.clear()
+    np.testing.assert_allclose(why.matrix, Explainer(model, layer=1).explain(*PAIR).matrix, atol=1e-6)
+    assert rows == [2, 2]
+
+
 @pytest.mark.parametrize("stop", [RuntimeError("out of memory"), KeyboardInterrupt()])
 @pytest.mark.parametrize("where", ["head", "values", "jvp", "vjp"])
 def test_the_model_is_untouched_after_an_exception(load, monkeypatch, stop, where):
@@ -82,7 +125,7 @@ def test_the_model_is_untouched_after_an_exception(load, monkeypatch, stop, wher
 
     target = {"head": Cut, "values": integrate}.get(where, jacobian)
     monkeypatch.setattr(target, where, entered(getattr(target, where)))
-    monkeypatch.setattr(torch.nn.functional, "layer_norm", layer_norm)
+    monkeypatch.setattr(derivatives, "layer_norm", layer_norm)
     with pytest.raises(type(stop)):
         explainer.explain(*PAIR)
     monkeypatch.undo()
@@ -133,7 +176,7 @@ def test_memory_that_runs_out_is_not_taken_for_the_models_fault(load, monkeypatc
     def layer_norm(*_args, **_kwargs):
         raise MemoryError
 
-    monkeypatch.setattr(torch.nn.functional, "layer_norm", layer_norm)
+    monkeypatch.setattr(derivatives, "layer_norm", layer_norm)
     with pytest.raises(MemoryError):
         explainer.explain(*PAIR)
 

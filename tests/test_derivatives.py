@@ -12,11 +12,13 @@ from torch.func import jvp, vjp, vmap
 from whymatch.paths.derivatives import attend, knows_attention, speed_up
 
 
-def test_the_linear_rule_says_what_pytorch_says():
+@pytest.mark.parametrize("norm", [nn.Identity(), nn.LayerNorm(7, eps=0.1), nn.LayerNorm(7, elementwise_affine=False)])
+def test_the_rules_of_layers_say_what_pytorch_says(norm):
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 6, bias=False)).double()
-    quick = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 6, bias=False)).double()
-    quick.load_state_dict(plain.state_dict())
+    plain = nn.Sequential(nn.Linear(5, 7), nn.GELU(), norm, nn.Linear(7, 6, bias=False)).double()
+    for weight in plain.parameters():  # those of a fresh LayerNorm are 1 and 0
+        nn.init.normal_(weight)
+    quick = copy.deepcopy(plain)
     speed_up(quick)
     x, tangents = torch.randn(2, 3, 5).double(), torch.randn(4, 2, 3, 5).double()
     cotangents = torch.randn(4, 2, 3, 6).double()

@@ -106,6 +106,31 @@ def test_the_probe_predicts_nodes_that_are_enough_and_not_far_too_many(name, cen
         assert n <= 3 or error(math.floor(n / 1.4)) > CLOSE * tolerance
 
 
+@pytest.mark.parametrize("few", [False, True])
+def test_a_probe_of_some_directions_predicts_the_largest_error_along_them(few):
+    """Directions in which the path is smoother than elsewhere need fewer nodes, with errors in the same unit."""
+    rule, tolerance, centre, width = RULES["gauss"], 1e-4, 0.5, 0.2
+    directions = np.array([[0.1, 0.1, 0, 1], [0.5, 0.5, 0, 0.5]]) / 2  # along these, the turn cancels itself
+    start, end = (curve(np.array(alpha), centre, width) for alpha in (0.0, 1.0))
+
+    def count(probe, path):
+        enough = None
+        while enough is None:
+            probe.add(path(probe.missing()))
+            enough = probe.nodes(rule, tolerance)
+        return enough
+
+    everything, _ = count(PathProbe(start, end), lambda alpha: curve(alpha, centre, width))
+    probe = PathProbe(directions @ start, directions @ end, size=np.linalg.norm(end), few=few)
+    some, lens = count(probe, lambda alpha: curve(alpha, centre, width) @ directions.T)
+    assert some < everything
+    alpha, weights = rule(some, lens)
+    h = 1e-6
+    speed = (curve(alpha + h, centre, width) - curve(alpha - h, centre, width)) / (2 * h) @ directions.T
+    error = np.abs(weights @ speed - directions @ (end - start)).max() / np.linalg.norm(end)
+    assert error <= tolerance
+
+
 def test_the_probe_gives_up_on_a_path_that_is_not_smooth():
     def kink(alpha):
         return np.stack([1 + np.abs(alpha - 0.4321), alpha], axis=-1)

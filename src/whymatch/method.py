@@ -51,6 +51,8 @@ from whymatch.results.explanation import Explanation
 from whymatch.settings import MAXSIM, Settings, check_layer
 from whymatch.words import quote
 
+FEW = 16  # inputs at a time whose hidden states are kept from the model's own run
+
 
 @dataclass(frozen=True)
 class Method:
@@ -77,20 +79,38 @@ class Method:
             # A tokenizer's truncation is its own state: two threads that set it at once fail with "Already borrowed".
             with LOCK:
                 inputs = self.encoder.read([requests[i].value for i in numbers], options)
-                embeddings = self.encoder.embed(inputs)
-            for i, given, embedding in zip(numbers, inputs, embeddings, strict=True):
-                sources[i] = self.encoder.complete(describe(given, requests[i].groups, embedding))
+                layer = self._layer_to_keep(inputs)
+                embeddings, states = self.encoder.embed(inputs, layer)
+            for n, (i, given) in enumerate(zip(numbers, inputs, strict=True)):
+                source = describe(given, requests[i].groups, embeddings[n])
+                state = None if layer is None or n not in states else (layer, states[n])
+                sources[i] = self.encoder.complete(replace(source, state=state))
         return [sources[i] for i in range(len(requests))]
+
+    def _layer_to_keep(self, inputs: Sequence[Input]) -> int | None:
+        """Return the layer whose states are worth keeping while inputs are embedded, so that they need not run again.
+
+        They are kept for a few inputs only, each of them as large as a text's hidden states.
+        """
+        alike = len({given.route for given in inputs}) == 1 and self.encoder.dtype == self._dtype
+        if len(inputs) > FEW or not alike or inputs[0].modality != "text":
+            return None
+        layers = self.encoder.tower(inputs[0]).layers
+        layer = check_layer(self.layer, layers)
+        return layer if 0 < layer < layers else None
 
     # 2. Reference, and 3. Cut.
 
-    def cut(self, given: Input) -> Cut:
-        """Cut the encoder for an input: the part up to the layer, and the part from there on."""
-        layer = check_layer(self.layer, self.encoder.tower(given).layers)
-        # Single precision where its rounding is far below the tolerance, else double.
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Single precision where its rounding is far below the tolerance, else double."""
         single = self.settings.tolerance >= 1e-4 and self.encoder.dtype != torch.float64
         single = single or self.encoder.device.type == "mps"  # which has no double precision
-        return self.encoder.cut(given, layer, torch.float32 if single else torch.float64)
+        return torch.float32 if single else torch.float64
+
+    def cut(self, given: Input) -> Cut:
+        """Cut the encoder for an input: the part up to the layer, and the part from there on."""
+        return self.encoder.cut(given, check_layer(self.layer, self.encoder.tower(given).layers), self._dtype)
 
     def starts(self, cut: Cut) -> list[int]:
         """Return the layers at which the segments of a path begin; a straight path has a single one."""
@@ -117,7 +137,8 @@ class Method:
         if shifted_by is not None:
             tails[-1] = _shift(tails[-1], paths, states[shifted_by])
         texts = [source.input.text for source in sources]
-        integral = Integral(paths, tails, self.settings, texts, cut.normalizes, cut.truncate_dim)
+        lifts = [cut.lift(start) for start in starts]
+        integral = Integral(paths, tails, self.settings, texts, cut.normalizes, cut.truncate_dim, lifts)
         self._check_end(integral, sources)
         return integral
 
@@ -137,6 +158,12 @@ class Method:
             if isinstance(name, str)
         }
         features = batched([*(i.features for i in inputs), *chain.from_iterable(replaced.values())], cut.device)
+        known = [source.state[1] for source in sources if source.state is not None and source.state[0] == cut.layer]
+        if replaced and len(known) == len(sources):
+            # The model has run the inputs already: only their references are left to run.
+            others = list(cut.head(features, upto=upto, skip=len(inputs)).chunk(len(replaced)))
+            if not cut.needs_every_input:
+                return features, torch.stack(known), dict(zip(replaced, others, strict=True))
         x, *others = cut.head(features, upto=upto).chunk(1 + len(replaced))
         return features, x, dict(zip(replaced, others, strict=True))
 
@@ -320,7 +347,7 @@ def project(integral: Integral, sources: Sequence[Source], i: int, other: Decomp
 @torch.inference_mode(False)
 def split_features(integral: Integral, row: int, decomposition: Decomposition) -> NDArray[np.floating]:
     """Split one row of a single input's decomposition over the features of its representation: (features, dim)."""
-    paths, settings = integral.paths, decomposition.settings
+    paths, settings = integral.paths.lowered(), decomposition.settings
     rows, width = paths.start.shape[1:]
     owner = paths.owner.new_full((1, rows, width), -1)
     owner[0, row] = torch.arange(width, device=owner.device)

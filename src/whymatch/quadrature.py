@@ -22,7 +22,7 @@ RuleName = Literal["gauss", "midpoint", "right"]
 
 FINEST = 128  # intervals beyond which a path is not smooth, and more of them would not tell more
 FLAT = 0.35  # a series whose last terms are this large, relative to its middle ones, does not fall off
-CLOSE = 0.8  # the share of the tolerance to aim at: after a narrow miss, all derivatives are computed again
+CLOSE = 0.95  # the share of the tolerance to aim at: after a narrow miss, all derivatives are computed again
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Lens:
 USUAL = Lens()  # where nothing is known of the path
 # The bump of a whole encoder is near the middle; that of a single block may be anywhere.
 CENTRES = (0.05, 0.15, 0.25, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.75, 0.85, 0.95)
-WIDTHS = (0.03, 0.06, 0.1, 0.15, 0.22, 0.35)
+WIDTHS = (0.03, 0.06, 0.1, 0.15, 0.22, 0.35, 0.6, 1.2)
 
 
 @dataclass(frozen=True)
@@ -176,13 +176,28 @@ class PathProbe:
     The values at Chebyshev points of the usual lens give the embedding along the path as a polynomial, on
     which every rule can be tried for nothing. The points are nested: each refinement evaluates only new ones.
     A plain pass costs a fraction of a pass with one tangent, and one set of values serves every n.
+
+    Args:
+        start, end: the values at the ends of the path: of an embedding, or its products with some directions.
+        size: where they are products: the length of the whole embedding at the end. The error is then the largest
+            along any of the directions, instead of the error's length.
+        few: begin with half as many points, which is worth it where they do not run together anyway.
     """
 
-    def __init__(self, start: NDArray[np.floating], end: NDArray[np.floating]) -> None:
-        self.levels = 8  # the intervals so far; none of their inner points is known yet
+    MANY = 15  # inner points of the usual first look
+
+    def __init__(
+        self,
+        start: NDArray[np.floating],
+        end: NDArray[np.floating],
+        size: float | None = None,
+        few: bool = False,
+    ) -> None:
+        self.levels = 4 if few else 8  # the intervals so far; none of their inner points is known yet
         self._values: dict[float, NDArray[np.floating]] = {0.0: start, 1.0: end}
         self._change = end - start
-        self._size = float(np.linalg.norm(end)) or 1.0
+        self._order = None if size is None else np.inf
+        self._size = (float(np.linalg.norm(end)) if size is None else float(size)) or 1.0
 
     def missing(self) -> Floats:
         """Return the positions on the path whose values the next refinement needs."""
@@ -215,9 +230,9 @@ class PathProbe:
         """
         values = np.stack([self._values[u] for u in _chebyshev_points(self.levels)])  # (levels + 1, dim)
         series = _through(USUAL, self.levels) @ values
-        # A polynomial that misses this much of the path predicts nothing.
-        rough = np.linalg.norm(series[-3:], axis=1).max() > tolerance * self._size
-        if rough and self.levels < FINEST:
+        # What the polynomial itself misses of the path; if that is too much, it predicts nothing.
+        unknown = float(np.linalg.norm(series[-3:], self._order, axis=1).max()) / self._size
+        if unknown > tolerance and self.levels < FINEST:
             return None
         slope = chebyshev.chebder(series, scl=2)
         lens = self._best_lens(values, tolerance) if rule.name == "gauss" else USUAL
@@ -226,20 +241,20 @@ class PathProbe:
             alpha, weights = rule(n, lens)
             u = USUAL.from_path(alpha)
             speed = chebyshev.chebvander(2 * u - 1, self.levels - 1) @ slope / USUAL.to_path(u)[1][:, None]
-            return float(np.linalg.norm(weights @ speed - self._change)) / self._size
+            return float(np.linalg.norm(weights @ speed - self._change, self._order)) / self._size
 
         # A Gauss rule of levels / 2 nodes integrates the polynomial exactly, and so predicts nothing.
         trusted = 7 * self.levels // 16
         if rule.order == math.inf:
             errors = [error(n) for n in range(1, trusted + 1)]
-            enough = next((n for n, e in enumerate(errors, start=1) if e <= CLOSE * tolerance), None)
+            enough = next((n for n, e in enumerate(errors, start=1) if e + unknown <= CLOSE * tolerance), None)
             if enough is not None:
                 return enough, lens
             half, last = errors[trusted // 2 - 1], errors[-1]
             rate = math.log(half / last) / (trusted - trusted // 2)
-            beyond = math.log(last / tolerance) / max(rate, 1e-3)
+            beyond = math.log((last + unknown) / (CLOSE * tolerance)) / max(rate, 1e-3)
             # The rate slows down a little, and repeating derivatives costs more than a margin or a refinement.
-            close = beyond <= 0.1 * trusted or self.levels >= FINEST
+            close = beyond <= max(2 / 3, 0.1 * trusted) or self.levels >= FINEST
             return (math.ceil(trusted + 1.5 * beyond), lens) if close else None
         if self.levels < 32:  # the slow rules need many nodes anyway, and a path that is known well
             return None

@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whymatch.paths.derivatives import NAME, speed_up
-from whymatch.paths.jacobian import passes_at_once, plain_attention
+from whymatch.paths.jacobian import Lift, passes_at_once, plain_attention
 from whymatch.reading.inputs import Input
 from whymatch.words import quote
 
@@ -60,6 +61,7 @@ class Tower:
         rows: the number of hidden states of the input that it was found with.
         normalizers: the names of the Normalize modules that run last.
         entry: the outermost module with the same input as the first block; others inside it may use that input too.
+        linears: for each call of a block, the names of the linear layers that are given the block's own input.
     """
 
     blocks: str
@@ -67,6 +69,7 @@ class Tower:
     rows: int
     normalizers: tuple[str, ...]
     entry: str | None
+    linears: tuple[tuple[str, ...], ...] = ()
 
 
 class Cut:
@@ -104,6 +107,10 @@ class Cut:
         self.depth = max(1, tower.layers - layer)
         for block in blocks:
             block.forward = self._gate(block.forward)
+        self._given: tuple[Tensor, dict[str, Tensor]] | None = None  # a lifted state, and outputs of linear layers
+        for name in {name for names in tower.linears[layer:] for name in names}:
+            module = self._tree.get_submodule(name)
+            module.forward = self._unless_given(name, module.forward)
         if layer == 0 and tower.entry is not None:
             entry = self._tree.get_submodule(tower.entry)
             entry.forward = self._entrance(entry.forward)
@@ -150,6 +157,22 @@ class Cut:
 
         return forward
 
+    def _unless_given(self, name: str, run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Replace the ``forward`` of a linear layer whose output may be given together with its input."""
+
+        def forward(x: Tensor) -> Tensor:
+            if self._given is not None and x is self._given[0] and name in self._given[1]:
+                return self._given[1][name]
+            return run(x)
+
+        return forward
+
+    def lift(self, start: int) -> Lift | None:
+        """Return the linear layers that see nothing but the input of a tail that begins at this layer."""
+        names = self._tower.linears[start] if start < len(self._tower.linears) else ()
+        modules = [self._tree.get_submodule(name) for name in names]
+        return Lift([(module.weight, module.bias) for module in modules]) if modules else None
+
     def _entrance(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Replace the ``forward`` of the module around the blocks, whose input is the first block's."""
 
@@ -164,12 +187,13 @@ class Cut:
 
         return forward
 
-    def head(self, features: dict[str, Any], upto: int | None = None) -> Tensor:
+    def head(self, features: dict[str, Any], upto: int | None = None, skip: int = 0) -> Tensor:
         """Return the representation at the cut (inputs, rows, dim); the rest of the encoder does not run.
 
         Args:
             upto: run on to this layer, so that what blocks return besides hidden states is known up to there, and a
                 tail may begin there.
+            skip: leave out the first inputs, whose states are known; see :attr:`needs_every_input`.
         """
         self._upto = self._layer if upto is None else upto
         some = features.get("input_ids", features.get("pixel_values"))
@@ -177,7 +201,7 @@ class Cut:
         hidden: list[Tensor] = []
         size = passes_at_once(self.pass_bytes(self._tower.rows if some.ndim > 2 else some.shape[1]), self.device)
         self._beside.clear()
-        for low in range(0, len(some), size):
+        for low in range(skip, len(some), size):
             self._calls, self._captured = 0, None
             try:
                 with torch.no_grad(), model_code(self._name, f"it runs up to layer {self._layer}"):
@@ -195,10 +219,17 @@ class Cut:
             hidden.append(self._captured)
         return torch.cat(hidden)
 
+    @property
+    def needs_every_input(self) -> bool:
+        """Whether blocks return tensors besides hidden states: a tail needs those of every input's head."""
+        return any(isinstance(value, Tensor) for parts in self._beside.values() for value in chain(*parts))
+
     def tail(
         self, features: dict[str, Any], start: int | None = None, stop: int | None = None
     ) -> Callable[[Tensor, Tensor], Tensor]:
         """Return a part of the encoder as a function of states and of the number of the input that each belongs to.
+
+        States may be lifted (:meth:`lift`).
 
         Args:
             start: the layer it begins at; that of the cut by default.
@@ -213,8 +244,12 @@ class Cut:
         doing = f"it is differentiated from layer {start} on"
         # These belong to the inputs with these features, because their head ran last.
         beside = {number: _joined(parts) for number, parts in self._beside.items()}
+        lift = self.lift(start)
 
         def run(x: Tensor, which: Tensor) -> Tensor:
+            if lift is not None and x.shape[-1] == sum(lift.sizes):
+                x, *outputs = torch.split(x, lift.sizes, -1)
+                self._given = x, dict(zip(self._tower.linears[start], outputs, strict=True))
             self._injected, self._calls, self._window, self._captured = x, 0, (start, stop), None
             self._selected = {
                 number: tuple(value[which] if batched else value for value, batched in entries)
@@ -229,7 +264,7 @@ class Cut:
                 assert self._captured is not None
                 return self._captured
             finally:
-                self._injected = None
+                self._injected = self._given = None
             return out
 
         return run

@@ -164,20 +164,33 @@ class Encoder:
         """Add to a source what only this kind of encoder knows."""
         return source
 
-    def embed(self, inputs: Sequence[Input]) -> NDArray[np.floating]:
-        """Embed inputs with the model's own ``encode``, which everything else is compared with."""
+    def embed(
+        self, inputs: Sequence[Input], layer: int | None = None
+    ) -> tuple[NDArray[np.floating], dict[int, Tensor]]:
+        """Embed inputs with the model's own ``encode``, which everything else is compared with.
+
+        Args:
+            layer: also keep the hidden states there (rows, dim), by the number of the input, where they can be seen.
+        """
         twin = copy_tree(self.model, Tensor.detach, tokenizers=self._tokenizers).eval()
         options = inputs[0].options
         embeddings: dict[int, NDArray[np.floating]] = {}
+        states: dict[int, Tensor] = {}
         # Inputs of one length need no padding, which changes how sums round, and which not every model ignores.
         by_length: dict[Hashable, list[int]] = {}
         for i, given in enumerate(inputs):
             by_length.setdefault((given.modality, len(given)), []).append(i)
+        # ``encode`` sorts its inputs, so that of several it is not known whose states these are.
+        seen = None if layer is None or self.shifted_by is not None else _watch(twin, self.tower(inputs[0]), layer)
         for numbers in by_length.values():
             batch = [inputs[i] for i in numbers]
             with model_code(self.name, f"it embeds {quote(batch[0].text)}", self._too_long(batch[0])):
                 embeddings |= zip(numbers, encode(twin, [given.value for given in batch], options), strict=True)
-        return np.stack([embeddings[i] for i in range(len(inputs))])
+            if seen is not None:
+                if len(batch) == len(seen) == 1 and seen[0].shape[:2] == (1, len(batch[0])):
+                    states[numbers[0]] = seen[0][0].clone()  # outside of inference mode, where it was made
+                seen.clear()
+        return np.stack([embeddings[i] for i in range(len(inputs))]), states
 
     def _too_long(self, given: Input) -> str:
         """Say what to do about a text with more tokens than the model has positions."""
@@ -217,6 +230,7 @@ class Encoder:
         ran: list[str] = []  # modules without children, in the order in which they ended
         states: dict[str, list[Any]] = {}  # the inputs of each list's blocks
         handed: dict[str, Any] = {}  # the first input of each module
+        linears: dict[str, list[list[str]]] = {}  # for each call of a list's blocks: layers that are given its input
         lists: dict[str, Any] = {
             name: module
             for name, module in twin.named_modules()
@@ -236,6 +250,11 @@ class Encoder:
                     handed.setdefault(name, first_state(args, kwargs))
                 if id(module) in owners:
                     states.setdefault(owners[id(module)], []).append(first_state(args, kwargs))
+                    linears.setdefault(owners[id(module)], []).append([])
+                if _is_plain_linear(module):
+                    for each, inputs in states.items():
+                        if len(args) == 1 and args[0] is inputs[-1] and name not in linears[each][-1]:
+                            linears[each][-1].append(name)
                 out = run(*args, **kwargs)
                 if not len(list(module.children())):
                     ran.append(name)
@@ -270,7 +289,8 @@ class Encoder:
             )
         outside = [blocks.rsplit(".", n)[0] for n in range(blocks.count("."), 0, -1)]
         entry = next((name for name in outside if handed.get(name) is state), None)
-        return Tower(blocks, len(states[blocks]), state.shape[1], tuple(normalizers), entry)
+        entries = tuple(map(tuple, linears[blocks]))
+        return Tower(blocks, len(states[blocks]), state.shape[1], tuple(normalizers), entry, entries)
 
     def _choose(self, lists: dict[str, Any], states: dict[str, list[Any]]) -> str:
         """Choose the list of blocks: modules of one type, in no other such list, that ran most often."""
@@ -297,6 +317,29 @@ class Encoder:
             register()
             attention = NAME if knows_attention(self.model) else "eager"
         return Cut(self._inner, self.name, self.tower(given), given, layer, dtype, attention)
+
+
+def _watch(twin: Any, tower: Tower, layer: int) -> list[Tensor]:
+    """Return a list to which the private twin of a model adds the input of every block that runs at this layer."""
+    seen: list[Tensor] = []
+    calls = 0
+    for block in twin.get_submodule(tower.blocks).children():
+
+        def forward(*args: Any, run: Callable[..., Any] = block.forward, **kwargs: Any) -> Any:
+            nonlocal calls
+            if calls % tower.layers == layer:
+                seen.append(first_state(args, kwargs))
+            calls += 1
+            return run(*args, **kwargs)
+
+        block.forward = forward
+    return seen
+
+
+def _is_plain_linear(module: Any) -> bool:
+    """Whether a module does nothing but multiply by a weight and add a bias."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks")
+    return type(module) is nn.Linear and not any(getattr(module, each) for each in hooks)
 
 
 def _check_weights(model: Any, name: str) -> None:

@@ -55,12 +55,12 @@ class MultiVectorEncoder(Encoder):
         twin = copy_tree(self._inner, tokenizers=self._tokenizers)
         return [read_expanded(twin, check_text(value), options) for value in values]
 
-    def embed(self, inputs: Sequence[Input]) -> Any:
+    def embed(self, inputs: Sequence[Input], layer: int | None = None) -> tuple[Any, dict[int, Tensor]]:  # noqa: ARG002
         """Return the vectors that the model itself gives the tokens of each input, one after the other.
 
         Vectors that do not take part are nan until :meth:`complete` has recorded them.
         """
-        return [self._embed(given) for given in inputs]
+        return [self._embed(given) for given in inputs], {}
 
     def _embed(self, given: Input) -> NDArray[np.floating]:
         twin = copy_tree(self.model, Tensor.detach, tokenizers=self._tokenizers).eval()

@@ -1,4 +1,4 @@
-"""Derivative rules for attention, linear layers and activations, used only by private copies of a model.
+"""Derivative rules for attention, linear layers, norms and activations, used only by private copies of a model.
 
 **Attention.** PyTorch's fused attention has no forward-mode derivative, and the plain one keeps the weights of every
 head and differentiates them tangent by tangent, in products too small to be fast. Here all tangents of a token meet the
@@ -7,9 +7,9 @@ queries at a time: nothing is held that is tokens × tokens × tangents. The rul
 name of its own, for the models that take their attention from there. MPNet, the paper's own model, writes its attention
 out instead, and is given the rule in its place.
 
-**Linear layers and activations.** PyTorch's forward rule of a linear layer also adds a zero tangent for the bias, and
-under ``vmap`` that zero is real memory: the whole result is read and written once more. Its rule of an activation
-computes the slope again for every tangent, though all of them share it.
+**Linear layers, norms and activations.** PyTorch's forward rule of a linear layer also adds a zero tangent for the
+bias, and under ``vmap`` that zero is real memory: the whole result is read and written once more. Its rules of a
+LayerNorm and of an activation compute for every tangent again what all of them share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.func import jvp
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
 
 NAME = "whymatch"
 
@@ -295,6 +295,52 @@ class _Linear(Function):
         return _Linear.apply(x, weight, bias), None if where is None else 0  # type: ignore[no-untyped-call]
 
 
+class _LayerNorm(Function):
+    """A LayerNorm over the last axis; its Jacobian is symmetric but for the weight."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        return layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004 PyTorch names them
+        x, ctx.weight, _, ctx.eps = inputs
+        ctx.save_for_forward(x)
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        normed, scale = _normed(ctx)
+        moved = _without_norm(tangent, normed)
+        return moved.mul(scale if ctx.weight is None else scale * ctx.weight)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None, None]:
+        normed, scale = _normed(ctx)
+        weighted = cotangent if ctx.weight is None else cotangent * ctx.weight
+        return _without_norm(weighted, normed).mul(scale), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, *rest: Any) -> Any:  # noqa: ARG004
+        where = in_dims[0]  # only the input is ever batched
+        x = x if where is None else x.movedim(where, 0)
+        return _LayerNorm.apply(x, *rest), None if where is None else 0  # type: ignore[no-untyped-call]
+
+
+def _normed(ctx: Any) -> tuple[Tensor, Tensor]:
+    """Return a LayerNorm's input, centred and scaled, and the scale: for all tangents at once."""
+    (x,) = ctx.saved_tensors
+    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    scale = torch.rsqrt(variance + ctx.eps)
+    return (x - mean) * scale, scale
+
+
+def _without_norm(change: Tensor, normed: Tensor) -> Tensor:
+    """Remove what a LayerNorm does not see: a common change of all numbers, and a longer or shorter vector."""
+    along = (change * normed).mean(-1, keepdim=True)
+    return (change - change.mean(-1, keepdim=True)).addcmul(normed, along, value=-1)
+
+
 class _Pointwise(Function):
     @staticmethod
     def forward(x: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
@@ -334,6 +380,13 @@ def speed_up(tree: nn.Module) -> None:
                 return out
 
             module.forward = forward  # type: ignore
+        elif type(module) is nn.LayerNorm and len(module.normalized_shape) == 1:
+
+            def normalize(x: Tensor, module: nn.LayerNorm = module) -> Tensor:
+                out: Tensor = _LayerNorm.apply(x, module.weight, module.bias, module.eps)  # type: ignore
+                return out
+
+            module.forward = normalize  # type: ignore
         elif type(module) in POINTWISE or type(module).__module__ == "transformers.activations":
 
             def activate(x: Tensor, act: Callable[[Tensor], Tensor] = module.forward) -> Tensor:

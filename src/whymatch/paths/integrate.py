@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whymatch import progress
-from whymatch.paths.jacobian import IntegratedJacobian, LinearMap, Nodes, Paths, Product, Relay, Tail, values
+from whymatch.paths.jacobian import IntegratedJacobian, Lift, LinearMap, Nodes, Paths, Product, Relay, Tail, values
 from whymatch.paths.secant import SecantMap
 from whymatch.quadrature import FINEST, USUAL, Floats, Lens, PathProbe, get_rule
 from whymatch.settings import Settings
@@ -110,6 +110,7 @@ class Integral:
         normalizes: whether the encoder divides embeddings by their length, which the last segment does not do. The
             embedding, and so each of its parts, is divided by the length that it has at the end of the path.
         dimensions: how many of the last segment's dimensions are kept after that; None keeps all.
+        lifts: for each segment, the linear layers that may be taken out of it; see :class:`Lift`.
 
     Attributes:
         start, end: the embeddings of the references and of the inputs (inputs, dim).
@@ -123,13 +124,17 @@ class Integral:
         texts: Sequence[str],
         normalizes: bool = False,
         dimensions: int | None = None,
+        lifts: Sequence[Lift | None] = (),
     ) -> None:
         self._settings = settings
         self._texts = texts
         self._last_map: Relay | SecantMap
+        self._lenses: list[dict[int, Lens]] = []  # of each segment: where the nodes of each input crowd
         self.segments: list[Segment] = []
-        for number, tail in enumerate(tails, 1):
-            segment = self._ends(replace(paths, tail=tail), normalizes and number == len(tails), dimensions)
+        for number, tail in enumerate(tails):
+            lift = lifts[number] if lifts and settings.path != "secant" else None
+            line = replace(paths, tail=tail).lifted(lift)
+            segment = self._ends(line, normalizes and number == len(tails) - 1, dimensions)
             self.segments.append(segment)
             paths = replace(paths, start=segment.start, delta=segment.change)
         self.paths = self.segments[0].paths
@@ -180,21 +185,22 @@ class Integral:
         """Decompose these inputs by reverse mode: one cotangent for each dimension of the embedding."""
         dim = self.end.shape[1]
         identity = torch.eye(dim, dtype=self.end.dtype, device=self.end.device).expand(len(self.paths), dim, dim)
-
         pulled = self._apply(which, lambda linear: linear.pull(identity), lambda each: each.norm(dim=1))
         return replace(pulled, values=pulled.values.mT)
 
     def pull_along(self, i: int, cotangents: Tensor) -> Integrated:
         """Find what each group of input i contributes along each cotangent (cotangents, embedding)."""
         lengths = cotangents.norm(dim=1).clamp_min(torch.finfo(cotangents.dtype).tiny)
+        longest = lengths.max()
         every = cotangents.expand(len(self.paths), -1, -1)
 
         def largest(each: Tensor) -> Tensor:
-            # What is missing along a direction is at most what is missing in all.
-            merged: Tensor = (each / (lengths if each.ndim == 2 else lengths[:, None])).abs().amax(1)
+            # Parts have an error relative to their own cotangent, and totals, for which nodes are chosen, relative to
+            # the longest: along the short one of a word that hardly matters, fewer digits are enough.
+            merged: Tensor = (each / (longest if each.ndim == 2 else lengths[:, None])).abs().amax(1)
             return merged
 
-        return self._apply([i], lambda linear: linear.pull(every), largest)
+        return self._apply([i], lambda linear: linear.pull(every), largest, cotangents / longest)
 
     def curve(self, alpha: Floats) -> NDArray[np.floating]:
         """Return the embeddings at these positions on every path (inputs, positions, dim)."""
@@ -220,10 +226,10 @@ class Integral:
         """Return the map with these numbers of nodes in each segment of the paths ``which``, and none on the others."""
         rule, none = get_rule(self._settings.rule), (np.empty(0), np.empty(0))
         maps = []
-        for segment, nodes, foreseen in zip(self.segments, counts, self._foreseen, strict=True):
+        for segment, nodes, lenses in zip(self.segments, counts, self._lenses, strict=True):
             rules = [
-                (rule(count, lens)[0], rule.columns(count, lens)) if i in which else none
-                for i, (count, (_, lens)) in enumerate(zip(nodes, foreseen, strict=True))
+                (rule(count, lenses[i])[0], rule.columns(count, lenses[i])) if i in which else none
+                for i, count in enumerate(nodes)
             ]
             maps.append(IntegratedJacobian(segment.paths, Nodes.of(rules, self.end)))
         self._last_map = relay = Relay(maps, [segment.change for segment in self.segments])
@@ -235,7 +241,7 @@ class Integral:
             paths = replace(self._last_map.paths, owner=owner, groups=int(owner.max()) + 1)
             return replace(self._last_map, paths=paths)
         first, *rest = self._last_map.segments
-        paths = replace(first.paths, owner=owner, groups=int(owner.max()) + 1)
+        paths = replace(first.paths.lowered(), owner=owner, groups=int(owner.max()) + 1)
         return replace(self._last_map, segments=[replace(first, paths=paths), *rest])
 
     def _apply(
@@ -243,6 +249,7 @@ class Integral:
         which: Sequence[int],
         apply: Callable[[LinearMap], Product],
         merge: Callable[[Tensor], Tensor] | None = None,
+        directions: Tensor | None = None,
     ) -> Integrated:
         """Apply the linear map to some inputs.
 
@@ -250,11 +257,12 @@ class Integral:
             apply: pushes tangents or pulls cotangents.
             merge: where cotangents are pulled: merges them, (inputs, cotangents) or (inputs, cotangents, groups),
                 without that axis.
+            directions: of the embedding (directions, dim), at most of length 1, if nothing is asked of the others.
         """
         if self._settings.path == "secant":
             return self._take_secant(which, apply, merge)
         measure = self._measure_pushed if merge is None else partial(self._measure_pulled, merge=merge)
-        return self._integrate(which, apply, measure)
+        return self._integrate(which, apply, measure, directions)
 
     def _take_secant(
         self,
@@ -284,11 +292,12 @@ class Integral:
         which: Sequence[int],
         apply: Callable[[LinearMap], Product],
         measure: Callable[[Product, NDArray[np.integer]], _Measured],
+        directions: Tensor | None,
     ) -> Integrated:
         """Integrate with the nodes foreseen; measure the error; repeat with more where it misses the tolerance."""
         settings, rule = self._settings, get_rule(self._settings.rule)
         with progress.stage(0, PROBE_SHARE, "looking along the path"):
-            nodes = np.array([[count for count, _ in foreseen] for foreseen in self._foreseen])  # (segments, inputs)
+            nodes = self._foresee(which, directions)
         with progress.stage(PROBE_SHARE, 1, "differentiating"):
             product = apply(self.linear_map(nodes.tolist(), which))
             result, measured = product.values, measure(product, nodes)
@@ -374,14 +383,23 @@ class Integral:
         ratio = _doubles(merge(product.missing[s])) / expected
         return np.where(ratio < SYMMETRIC, 1, np.clip(ratio, *CORRECTION))
 
-    @cached_property
-    def _foreseen(self) -> list[list[tuple[int, Lens]]]:
-        """How many nodes each segment of each path will need, and where they crowd, from plain passes."""
+    def _foresee(self, which: Sequence[int], directions: Tensor | None) -> NDArray[np.integer]:
+        """Find by plain passes how many nodes some inputs will need (segments, inputs), and where they crowd."""
+        count = len(self.segments)
         if self._settings.steps is not None:
-            return [[(self._settings.steps, USUAL)] * len(self.paths)] * len(self.segments)
+            self._lenses = [dict.fromkeys(which, USUAL)] * count
+            return np.full((count, len(self.paths)), self._settings.steps)
         # A segment that misses makes all of them run again, which costs more than the few nodes that avoid it.
-        margin = 1.0 if len(self.segments) == 1 else SAFETY
-        return [self._probe(segment, margin * self._segment_tolerance) for segment in self.segments]
+        tolerance = self._segment_tolerance * (1.0 if count == 1 else SAFETY)
+        last = self.segments[-1]
+        foreseen = [
+            self._probe(segment, tolerance, which, directions if segment is last else None) for segment in self.segments
+        ]
+        self._lenses = [{i: lens for i, (_, lens) in of_segment.items()} for of_segment in foreseen]
+        nodes = np.full((count, len(self.paths)), FEWEST)
+        for s, of_segment in enumerate(foreseen):
+            nodes[s, list(of_segment)] = [number for number, _ in of_segment.values()]
+        return nodes
 
     @property
     def _segment_tolerance(self) -> float:
@@ -391,21 +409,30 @@ class Integral:
     def nodes_needed(self, segment: int) -> int | None:
         """Return the most nodes that a path needs in one segment, found by plain passes; None where one is rough."""
         try:
-            return max(count for count, _ in self._probe(self.segments[segment], self._segment_tolerance))
+            foreseen = self._probe(self.segments[segment], self._segment_tolerance, range(len(self.paths)))
+            return max(count for count, _ in foreseen.values())
         except RoughPathError:
             return None
 
-    def _probe(self, segment: Segment, tolerance: float) -> list[tuple[int, Lens]]:
-        rule, sketch = get_rule(self._settings.rule), _sketch(segment.end)
-        ends = zip(to_numpy(sketch(segment.start)), to_numpy(sketch(segment.end)), strict=True)
-        probes = [PathProbe(start, end) for start, end in ends]
+    def _probe(
+        self, segment: Segment, tolerance: float, which: Sequence[int], directions: Tensor | None = None
+    ) -> dict[int, tuple[int, Lens]]:
+        """Find how many nodes a segment needs on some paths, and where they crowd; see :class:`PathProbe`."""
+        rule = get_rule(self._settings.rule)
+        reduce = _sketch(segment.end) if directions is None else (lambda points: points @ directions.T)
+        start, end = to_numpy(reduce(segment.start)), to_numpy(reduce(segment.end))
+        sizes = None if directions is None else _doubles(segment.end.norm(dim=1))
+        probes = {
+            i: PathProbe(start[i], end[i], None if sizes is None else sizes[i], few=segment.paths.room < PathProbe.MANY)
+            for i in which
+        }
         foreseen: dict[int, tuple[int, Lens]] = {}
         while len(foreseen) < len(probes):
-            waiting = [i for i in range(len(probes)) if i not in foreseen]
-            missing = [probe.missing() if i in waiting else np.empty(0) for i, probe in enumerate(probes)]
+            waiting = [i for i in which if i not in foreseen]
+            missing = [probes[i].missing() if i in waiting else np.empty(0) for i in range(len(self.paths))]
             nodes = Nodes.of([(alpha, alpha) for alpha in missing], segment.paths.start)
-            points = values(segment.paths, nodes, sketch)
-            self._check_finite(to_numpy(points.new_zeros(len(probes)).index_add(0, nodes.number, points.sum(1))))
+            points = values(segment.paths, nodes, reduce)
+            self._check_finite(to_numpy(points.new_zeros(len(self.paths)).index_add(0, nodes.number, points.sum(1))))
             split = np.split(to_numpy(points), np.cumsum(list(map(len, missing)))[:-1])
             for i in waiting:
                 probes[i].add(split[i])
@@ -414,7 +441,7 @@ class Integral:
                     if probes[i].is_rough(tolerance):
                         raise RoughPathError(self._settings.layer, self._texts[i])
                     foreseen[i] = (min(max(enough[0], FEWEST), rule.bound), enough[1])
-        return [foreseen[i] for i in range(len(probes))]
+        return foreseen
 
     def _check_finite(self, numbers: NDArray[np.floating]) -> None:
         """Raise an error that names the first input whose number is not finite."""

@@ -9,6 +9,9 @@ averages, one for each segment of a few blocks, along the straight line between 
 segment takes x − r at its beginning exactly to x − r at its end, so does the product. A straight path is a relay of one
 segment.
 
+Linear layers that a segment applies to its own input (queries, keys and values) are taken out of it: along a straight
+line their outputs move along straight lines too, so they need to run once, and not again for each node.
+
 Paths of several inputs of one shape run together; nodes, tangents and cotangents are cut into chunks whose working
 set is bounded, whatever the length.
 """
@@ -27,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import linear
 
 from whymatch import progress
 from whymatch.quadrature import Floats
@@ -52,6 +56,29 @@ Tail: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (points, *shape), (point
 
 
 @dataclass(frozen=True)
+class Lift:
+    """Linear layers whose outputs stand beside the input x of a segment: x becomes [x, W₁x + b₁, W₂x + b₂, …]."""
+
+    weights: Sequence[tuple[Tensor, Tensor | None]]  # W (out, dim) and b of each layer
+
+    @property
+    def sizes(self) -> list[int]:
+        """The widths of x and of each layer's output."""
+        return [self.weights[0][0].shape[1], *(len(weight) for weight, _ in self.weights)]
+
+    def points(self, x: Tensor) -> Tensor:
+        return torch.cat([x, *(linear(x, weight, bias) for weight, bias in self.weights)], -1)
+
+    def tangents(self, x: Tensor) -> Tensor:
+        return torch.cat([x, *(linear(x, weight) for weight, _ in self.weights)], -1)
+
+    def cotangents(self, lifted: Tensor) -> Tensor:
+        """Pull cotangents of lifted states back to those of the states themselves."""
+        own, *others = torch.split(lifted, self.sizes, -1)
+        return sum((other @ weight for other, (weight, _) in zip(others, self.weights, strict=True)), own)
+
+
+@dataclass(frozen=True)
 class Paths:
     """Straight lines in representation space, for inputs of one shape, and the groups whose parts are wanted.
 
@@ -64,6 +91,7 @@ class Paths:
         groups: how many groups there are.
         room: how many plain passes the working set may hold at once.
         depth: how many times as much a pass holds when its activations are kept for reverse mode.
+        lift: what stands beside the states in ``start`` and ``delta``, if anything does.
     """
 
     tail: Tail
@@ -73,9 +101,23 @@ class Paths:
     groups: int
     room: int
     depth: int = 1
+    lift: Lift | None = None
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def lifted(self, lift: Lift | None) -> Paths:
+        """Return the same lines with the outputs of linear layers beside the states; the tail must take both forms."""
+        if lift is None:
+            return self
+        return replace(self, start=lift.points(self.start), delta=lift.tangents(self.delta), lift=lift)
+
+    def lowered(self) -> Paths:
+        """Return the lines of the states alone: the inverse of :meth:`lifted`."""
+        if self.lift is None:
+            return self
+        dim = self.lift.sizes[0]
+        return replace(self, start=self.start[..., :dim], delta=self.delta[..., :dim], lift=None)
 
     def at(self, alpha: Tensor, number: Tensor) -> Tensor:
         """Return the points at these positions on these inputs' paths."""
@@ -129,8 +171,10 @@ class Nodes:
         first, last = int(self.number[0]), int(self.number[-1])  # points are in the order of their inputs
         weights = self.weights.new_zeros(sums.shape[0], last - first + 1, len(self.number))
         weights[:, self.number - first, torch.arange(len(self.number), device=weights.device)] = self.weights.T
-        # One product with all columns, instead of a pass over the values for each.
-        sums[:, first : last + 1] += torch.einsum("cip,tp...->cit...", weights, values)
+        # One product with all columns, instead of a pass over the values for each. (einsum would copy the values.)
+        products = torch.matmul(weights.flatten(0, 1), values.flatten(2))  # (count, columns · inputs, …)
+        products = products.view(len(values), *weights.shape[:2], *values.shape[2:])
+        sums[:, first : last + 1] += products.permute(1, 2, 0, *range(3, products.ndim))
 
     def chunks(self, size: int, parts: int = 1) -> Iterator[tuple[Nodes, int]]:
         """Cut into near-equal pieces of at most ``size`` points: a small last piece would waste a whole pass.
@@ -286,7 +330,9 @@ class Relay:
                 columns = segment.push(tangents, len(part))  # (columns, inputs, tangents, *values)
                 sizes[s].append(_lengths(columns, 3))
                 totals[s].append(columns.sum(2))
-                tangents = partial(_at_points, columns[0])
+                if s + 1 < len(self.segments):
+                    lift = self.segments[s + 1].paths.lift
+                    tangents = partial(_at_points, columns[0] if lift is None else lift.tangents(columns[0]))
             values.append(columns[0])
         sums = [torch.stack(each).sum(0) for each in totals]
         return Product(
@@ -315,7 +361,8 @@ class Relay:
                 totals[s].append(along.flatten(3).sum(3))
                 missing[s].append(totals[s][-1][0] - known)
                 known = totals[s][-1][0]
-                pulled = columns[0]
+                lift = segment.paths.lift
+                pulled = columns[0] if s == 0 or lift is None else lift.cotangents(columns[0])
             values.append(pulled)
             groups.append(columns)
         return Product(

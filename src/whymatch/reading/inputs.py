@@ -166,10 +166,12 @@ class TokenSource(Source):
     Attributes:
         owner: the part that each row of the hidden states belongs to.
         input: the input as the model reads it.
+        state: a layer, and the model's own hidden states there, if they were seen when it embedded the input.
     """
 
     owner: NDArray[np.integer]  # (rows,)
     input: Input
+    state: tuple[int, Tensor] | None = None  # (rows, dim)
 
 
 def describe(given: Input, groups: Groups, embedding: NDArray[np.floating]) -> TokenSource:
