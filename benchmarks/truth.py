@@ -4,8 +4,9 @@
     whymatch study negation --data FILE.tsv --out DIR --methods
     python benchmarks/truth.py OUT… DIR/methods
 
-Writes ``benchmarks/results/truth.json`` and ``negation.json``, without the single pairs, and the figures of
-``docs/truth.md``. ``benchmarks/tables.py`` then makes its tables.
+Adds to ``benchmarks/results/truth.json`` and ``negation.json``, without the single pairs, in the place of earlier
+results of the same test, data and method, and draws the figures of ``docs/truth.md``. ``benchmarks/tables.py`` then
+makes its tables.
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ def gather(folders: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
             content["settings"]["model"] = Path(content["settings"]["model"]).name
             gathered["negation" if result.test == "negation" else "truth"].append(content)
     return gathered
+
+
+def merge(earlier: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Replace earlier results by new ones that answer the same question."""
+
+    def question(result: dict[str, Any]) -> tuple[Any, ...]:
+        names = ("model", "data", "split", "subject", "units", "removal", "max_words")
+        return result["test"], *(result["settings"].get(name) for name in names)
+
+    return list(({question(each): each for each in earlier} | {question(each): each for each in new}).values())
 
 
 def draw(results: Sequence[dict[str, Any]]) -> None:
@@ -76,9 +87,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="OUT")
     gathered = gather(parser.parse_args().folders)
-    for name, results in gathered.items():
-        if results:
-            path = HERE / "results" / f"{name}.json"
+    for name, new in gathered.items():
+        path = HERE / "results" / f"{name}.json"
+        results = gathered[name] = merge(json.loads(path.read_text()) if path.is_file() else [], new)
+        if new:
             path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             print(f"written: {path.name}, {len(results)} results")
     draw(gathered["truth"])

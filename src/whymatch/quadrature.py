@@ -179,8 +179,8 @@ class PathProbe:
 
     Args:
         start, end: the values at the ends of the path: of an embedding, or its products with some directions.
-        size: where they are products: the length of the whole embedding at the end. The error is then the largest
-            along any of the directions, instead of the error's length.
+        size: where they are products: the length of the whole embedding at the end. The error is then the sum of the
+            errors along all directions, instead of the error's length.
         few: begin with half as many points, which is worth it where they do not run together anyway.
     """
 
@@ -196,7 +196,7 @@ class PathProbe:
         self.levels = 4 if few else 8  # the intervals so far; none of their inner points is known yet
         self._values: dict[float, NDArray[np.floating]] = {0.0: start, 1.0: end}
         self._change = end - start
-        self._order = None if size is None else np.inf
+        self._order = None if size is None else 1
         self._size = (float(np.linalg.norm(end)) if size is None else float(size)) or 1.0
 
     def missing(self) -> Floats:

@@ -108,7 +108,10 @@ class Cut:
         for block in blocks:
             block.forward = self._gate(block.forward)
         self._given: tuple[Tensor, dict[str, Tensor]] | None = None  # a lifted state, and outputs of linear layers
-        for name in {name for names in tower.linears[layer:] for name in names}:
+        modules = dict(self._tree.named_modules())
+        # Adapters may have taken the place of layers since the tower was found.
+        self._linears = [[n for n in names if is_plain_linear(modules.get(n))] for names in tower.linears]
+        for name in {name for names in self._linears[layer:] for name in names}:
             module = self._tree.get_submodule(name)
             module.forward = self._unless_given(name, module.forward)
         if layer == 0 and tower.entry is not None:
@@ -169,7 +172,7 @@ class Cut:
 
     def lift(self, start: int) -> Lift | None:
         """Return the linear layers that see nothing but the input of a tail that begins at this layer."""
-        names = self._tower.linears[start] if start < len(self._tower.linears) else ()
+        names = self._linears[start] if start < len(self._linears) else ()
         modules = [self._tree.get_submodule(name) for name in names]
         return Lift([(module.weight, module.bias) for module in modules]) if modules else None
 
@@ -249,7 +252,7 @@ class Cut:
         def run(x: Tensor, which: Tensor) -> Tensor:
             if lift is not None and x.shape[-1] == sum(lift.sizes):
                 x, *outputs = torch.split(x, lift.sizes, -1)
-                self._given = x, dict(zip(self._tower.linears[start], outputs, strict=True))
+                self._given = x, dict(zip(self._linears[start], outputs, strict=True))
             self._injected, self._calls, self._window, self._captured = x, 0, (start, stop), None
             self._selected = {
                 number: tuple(value[which] if batched else value for value, batched in entries)
@@ -279,6 +282,11 @@ class Cut:
         """Estimate the memory that one pass over one input takes at its peak."""
         wide, narrow = max(self._widths, default=4096), min(self._widths, default=1024)
         return self.dtype.itemsize * rows * (3 * wide + 6 * narrow + 4 * self._kept_heads * rows)
+
+
+def is_plain_linear(module: nn.Module | None) -> bool:
+    """Whether a module does nothing but multiply by a weight and add a bias."""
+    return type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
 
 
 class _Captured(Exception):  # noqa: N818 it is no error: it ends a pass that has done its work

@@ -25,6 +25,7 @@ from whymatch.encoders.cut import (
     copy_tree,
     first_state,
     has_own_forward,
+    is_plain_linear,
     model_code,
 )
 from whymatch.encoders.identity import identity
@@ -251,7 +252,7 @@ class Encoder:
                 if id(module) in owners:
                     states.setdefault(owners[id(module)], []).append(first_state(args, kwargs))
                     linears.setdefault(owners[id(module)], []).append([])
-                if _is_plain_linear(module):
+                if is_plain_linear(module):
                     for each, inputs in states.items():
                         if len(args) == 1 and args[0] is inputs[-1] and name not in linears[each][-1]:
                             linears[each][-1].append(name)
@@ -334,12 +335,6 @@ def _watch(twin: Any, tower: Tower, layer: int) -> list[Tensor]:
 
         block.forward = forward
     return seen
-
-
-def _is_plain_linear(module: Any) -> bool:
-    """Whether a module does nothing but multiply by a weight and add a bias."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks")
-    return type(module) is nn.Linear and not any(getattr(module, each) for each in hooks)
 
 
 def _check_weights(model: Any, name: str) -> None:

@@ -191,16 +191,14 @@ class Integral:
     def pull_along(self, i: int, cotangents: Tensor) -> Integrated:
         """Find what each group of input i contributes along each cotangent (cotangents, embedding)."""
         lengths = cotangents.norm(dim=1).clamp_min(torch.finfo(cotangents.dtype).tiny)
-        longest = lengths.max()
+        whole = torch.maximum(cotangents.sum(0).norm(), lengths.max())
         every = cotangents.expand(len(self.paths), -1, -1)
 
-        def largest(each: Tensor) -> Tensor:
-            # Parts have an error relative to their own cotangent, and totals, for which nodes are chosen, relative to
-            # the longest: along the short one of a word that hardly matters, fewer digits are enough.
-            merged: Tensor = (each / (longest if each.ndim == 2 else lengths[:, None])).abs().amax(1)
-            return merged
+        def merge(each: Tensor) -> Tensor:
+            # What all totals together miss is what the score misses; a part has an error relative to its cotangent.
+            return (each / whole).abs().sum(1) if each.ndim == 2 else (each / lengths[:, None]).abs().amax(1)
 
-        return self._apply([i], lambda linear: linear.pull(every), largest, cotangents / longest)
+        return self._apply([i], lambda linear: linear.pull(every), merge, cotangents / whole)
 
     def curve(self, alpha: Floats) -> NDArray[np.floating]:
         """Return the embeddings at these positions on every path (inputs, positions, dim)."""
@@ -257,7 +255,7 @@ class Integral:
             apply: pushes tangents or pulls cotangents.
             merge: where cotangents are pulled: merges them, (inputs, cotangents) or (inputs, cotangents, groups),
                 without that axis.
-            directions: of the embedding (directions, dim), at most of length 1, if nothing is asked of the others.
+            directions: of the embedding (directions, dim), if nothing is asked of the others; their errors add up.
         """
         if self._settings.path == "secant":
             return self._take_secant(which, apply, merge)

@@ -346,13 +346,17 @@ def _begin(recipe: Recipe, splits: Splits, out: Path, resume: bool) -> dict[str,
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
-    """Find the newest complete checkpoint: the trainer's state is what it writes last."""
+    """Find the newest complete checkpoint: the trainer's state is what it writes last.
+
+    Those that were cut short are removed. The trainer, which keeps the newest few, would count them.
+    """
     complete = []
     for checkpoint in folder.glob("checkpoint-*"):
         try:
             read_json(checkpoint / "trainer_state.json")
             _read_scale(checkpoint)
         except (OSError, ValueError, TypeError):
+            shutil.rmtree(checkpoint, ignore_errors=True)
             continue
         complete.append(checkpoint)
     return max(complete, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]), default=None)
