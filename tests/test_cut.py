@@ -82,7 +82,7 @@ def test_linear_layers_of_a_blocks_own_input_can_be_given_with_it(load, kind, la
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet", "t5"])
 def test_a_text_that_the_model_has_embedded_does_not_run_again(load, kind, monkeypatch):
-    """Its hidden states are kept; T5's blocks also return a bias, and it runs as before."""
+    """Its hidden states are kept. T5's blocks also return a bias, and it runs as before."""
     model, rows = load(kind), []
     head = Cut.head
 
@@ -93,7 +93,7 @@ def test_a_text_that_the_model_has_embedded_does_not_run_again(load, kind, monke
 
     monkeypatch.setattr(Cut, "head", count)
     why = Explainer(model, layer=1).explain(*PAIR)
-    assert rows == ([1, 2, 1, 2] if kind == "t5" else [1, 1])
+    assert rows == ([2, 1, 2] if kind == "t5" else [2, 1])  # the first of all runs both ways, to be compared
     monkeypatch.setattr(method, "FEW", 0)
     rows.clear()
     np.testing.assert_allclose(why.matrix, Explainer(model, layer=1).explain(*PAIR).matrix, atol=1e-6)

@@ -217,7 +217,7 @@ class PathProbe:
         if self.levels < FINEST:
             return False
         values = np.stack([self._values[u] for u in _chebyshev_points(self.levels)])
-        terms = np.linalg.norm(_through(USUAL, self.levels) @ values, axis=1) / self._size
+        terms = np.linalg.norm(_through(USUAL, self.levels) @ values, self._order, axis=1) / self._size
         width = self.levels // 8
         last, middle = terms[-width:].max(), terms[self.levels // 2 - width // 2 : self.levels // 2 + width // 2].max()
         return bool(last > tolerance and last > FLAT * middle)
@@ -269,12 +269,14 @@ class PathProbe:
         The terms that are left out bound the error of every part of the path, so a lens that merely makes errors of
         the total cancel is not preferred.
         """
-        if values.shape[1] > len(values):  # fewer coordinates, in which all lengths are the same
+        if self._order is None and values.shape[1] > len(values):
+            # Fewer coordinates, in which all lengths are the same.
             values = np.asarray(np.linalg.qr(values.T, mode="r")).T
 
         def terms(lens: Lens) -> float:
-            sizes = np.linalg.norm(_through(lens, self.levels) @ values, axis=1) / self._size
-            left = np.cumsum(sizes[::-1])[::-1]  # what all terms from here on may add up to, falling
+            sizes = np.linalg.norm(_through(lens, self.levels) @ values, self._order, axis=1) / self._size
+            # What all terms from here on may add up to, falling.
+            left = np.maximum(np.cumsum(sizes[::-1])[::-1], np.finfo(np.float64).tiny)
             # Between two terms, and beyond the last one, as the logarithm goes on.
             return float(np.interp(-math.log(tolerance), -np.log(left), np.arange(len(left))))
 

@@ -126,7 +126,7 @@ class Runner:
         with stage(share, 1):
             for number, part in stages(list(plan.projected)):
                 (a, b), long = pairs[number], plan.projected[number]
-                integral, members, i = batch_of[long]
+                integral, members, i = batch_of.pop(long)
                 with part:
                     side = method.project(integral, members, i, known[b if long == a else a])
                 explanations[number] = method.combine(side, known[b]) if long == a else method.combine(known[a], side)

@@ -191,7 +191,9 @@ class Cut:
         return forward
 
     def head(self, features: dict[str, Any], upto: int | None = None, skip: int = 0) -> Tensor:
-        """Return the representation at the cut (inputs, rows, dim); the rest of the encoder does not run.
+        """Return the representation at the cut (inputs, rows, dim), of the inputs after those that are skipped.
+
+        The rest of the encoder does not run.
 
         Args:
             upto: run on to this layer, so that what blocks return besides hidden states is known up to there, and a
@@ -251,7 +253,7 @@ class Cut:
 
         def run(x: Tensor, which: Tensor) -> Tensor:
             if lift is not None and x.shape[-1] == sum(lift.sizes):
-                x, *outputs = torch.split(x, lift.sizes, -1)
+                x, *outputs = lift.parts(x)
                 self._given = x, dict(zip(self._linears[start], outputs, strict=True))
             self._injected, self._calls, self._window, self._captured = x, 0, (start, stop), None
             self._selected = {

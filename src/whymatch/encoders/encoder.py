@@ -78,6 +78,8 @@ class Encoder:
         self._tokenizers = Tokenizers()
         self._towers: dict[Hashable, Tower] = {}
         self._contents: dict[Hashable, list[int]] = {}
+        # Where a cut has been seen to give the model's own hidden states: which part of the model, layer, precision.
+        self.checked_heads: set[Hashable] = set()
         # Asymmetric models have a route or a prompt for queries and one for documents; a pair's order tells which is
         # which.
         self.routed, self.asymmetric = is_routed(model), is_asymmetric(model)
@@ -329,7 +331,7 @@ def _watch(twin: Any, tower: Tower, layer: int) -> list[Tensor]:
         def forward(*args: Any, run: Callable[..., Any] = block.forward, **kwargs: Any) -> Any:
             nonlocal calls
             if calls % tower.layers == layer:
-                seen.append(first_state(args, kwargs))
+                seen.append(first_state(args, kwargs).clone())  # a block may write into its input
             calls += 1
             return run(*args, **kwargs)
 

@@ -56,15 +56,23 @@ class RoughPathError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the encoder, the lines along which it is integrated, and its values at their ends."""
+    """A part of the encoder, the lines along which it is integrated, and its values at their ends.
 
-    paths: Paths
+    Lines are lifted only while they are used: many segments are kept, and lifted ones are several times as large.
+    """
+
+    plain: Paths
+    lift: Lift | None
     start: Tensor  # (inputs, *values) at the references
     end: Tensor  # (inputs, *values) at the inputs
 
     @property
     def change(self) -> Tensor:
         return self.end - self.start
+
+    @property
+    def paths(self) -> Paths:
+        return self.plain.lifted(self.lift)
 
 
 @dataclass(frozen=True)
@@ -133,19 +141,19 @@ class Integral:
         self.segments: list[Segment] = []
         for number, tail in enumerate(tails):
             lift = lifts[number] if lifts and settings.path != "secant" else None
-            line = replace(paths, tail=tail).lifted(lift)
-            segment = self._ends(line, normalizes and number == len(tails) - 1, dimensions)
+            line = replace(paths, tail=tail)
+            segment = self._ends(line, lift, normalizes and number == len(tails) - 1, dimensions)
             self.segments.append(segment)
             paths = replace(paths, start=segment.start, delta=segment.change)
-        self.paths = self.segments[0].paths
+        self.paths = self.segments[0].plain
         self.start, self.end = self.segments[-1].start, self.segments[-1].end
         self._size = self.end.norm(dim=1).clamp_min(torch.finfo(self.end.dtype).tiny)
 
-    def _ends(self, paths: Paths, normalizes: bool, dimensions: int | None) -> Segment:
+    def _ends(self, paths: Paths, lift: Lift | None, normalizes: bool, dimensions: int | None) -> Segment:
         """Run a segment at the ends of its lines, and check that it does not jump where they begin."""
         count, tail = len(paths), paths.tail
         ends = np.array([0.0, NEAR, 1.0])
-        points = values(paths, Nodes.of([(ends, ends)] * count, paths.start))
+        points = values(paths.lifted(lift), Nodes.of([(ends, ends)] * count, paths.start))
         points = points.view(count, 3, *points.shape[1:])
         self._check_finite(to_numpy(points.flatten(1).sum(1)))
         tiny = torch.finfo(points.dtype).tiny
@@ -163,7 +171,7 @@ class Integral:
             if jump > JUMP and self._settings.path != "secant":  # a secant does not see what is between its ends
                 reason = f"the embedding jumps by {jump:.0%} where the path begins, as a LayerNorm of zero vectors does"
                 raise self._cannot_integrate(i, reason)
-        return Segment(paths, start, end)
+        return Segment(paths, lift, start, end)
 
     def push(self, which: Sequence[int]) -> Integrated:
         """Decompose these inputs by forward mode: one tangent for each group that moves."""
@@ -191,12 +199,17 @@ class Integral:
     def pull_along(self, i: int, cotangents: Tensor) -> Integrated:
         """Find what each group of input i contributes along each cotangent (cotangents, embedding)."""
         lengths = cotangents.norm(dim=1).clamp_min(torch.finfo(cotangents.dtype).tiny)
-        whole = torch.maximum(cotangents.sum(0).norm(), lengths.max())
+        whole = cotangents.sum(0).norm()
+        whole = whole if whole > 0.1 * lengths.max() else lengths.max()  # they may cancel
         every = cotangents.expand(len(self.paths), -1, -1)
 
         def merge(each: Tensor) -> Tensor:
             # What all totals together miss is what the score misses; a part has an error relative to its cotangent.
-            return (each / whole).abs().sum(1) if each.ndim == 2 else (each / lengths[:, None]).abs().amax(1)
+            if each.ndim == 2 and self._settings.path != "secant":
+                merged: Tensor = (each / whole).abs().sum(1)
+            else:
+                merged = (each / (lengths if each.ndim == 2 else lengths[:, None])).abs().amax(1)
+            return merged
 
         return self._apply([i], lambda linear: linear.pull(every), merge, cotangents / whole)
 
@@ -417,19 +430,20 @@ class Integral:
     ) -> dict[int, tuple[int, Lens]]:
         """Find how many nodes a segment needs on some paths, and where they crowd; see :class:`PathProbe`."""
         rule = get_rule(self._settings.rule)
+        paths = segment.paths
         reduce = _sketch(segment.end) if directions is None else (lambda points: points @ directions.T)
         start, end = to_numpy(reduce(segment.start)), to_numpy(reduce(segment.end))
         sizes = None if directions is None else _doubles(segment.end.norm(dim=1))
         probes = {
-            i: PathProbe(start[i], end[i], None if sizes is None else sizes[i], few=segment.paths.room < PathProbe.MANY)
+            i: PathProbe(start[i], end[i], None if sizes is None else sizes[i], few=paths.room < PathProbe.MANY)
             for i in which
         }
         foreseen: dict[int, tuple[int, Lens]] = {}
         while len(foreseen) < len(probes):
             waiting = [i for i in which if i not in foreseen]
             missing = [probes[i].missing() if i in waiting else np.empty(0) for i in range(len(self.paths))]
-            nodes = Nodes.of([(alpha, alpha) for alpha in missing], segment.paths.start)
-            points = values(segment.paths, nodes, reduce)
+            nodes = Nodes.of([(alpha, alpha) for alpha in missing], paths.start)
+            points = values(paths, nodes, reduce)
             self._check_finite(to_numpy(points.new_zeros(len(self.paths)).index_add(0, nodes.number, points.sum(1))))
             split = np.split(to_numpy(points), np.cumsum(list(map(len, missing)))[:-1])
             for i in waiting:

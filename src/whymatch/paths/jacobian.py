@@ -72,9 +72,13 @@ class Lift:
     def tangents(self, x: Tensor) -> Tensor:
         return torch.cat([x, *(linear(x, weight) for weight, _ in self.weights)], -1)
 
+    def parts(self, lifted: Tensor) -> list[Tensor]:
+        """Take lifted states apart: the states themselves, and the output of each layer."""
+        return list(torch.split(lifted, self.sizes, -1))
+
     def cotangents(self, lifted: Tensor) -> Tensor:
         """Pull cotangents of lifted states back to those of the states themselves."""
-        own, *others = torch.split(lifted, self.sizes, -1)
+        own, *others = self.parts(lifted)
         return sum((other @ weight for other, (weight, _) in zip(others, self.weights, strict=True)), own)
 
 
@@ -132,7 +136,7 @@ class Paths:
     @property
     def moving(self) -> list[Tensor]:
         """The groups of each input that differ from the reference; others ([CLS] at layer 0) contribute nothing."""
-        moves = self.sum_cells((self.delta != 0).to(torch.int64)) > 0
+        moves = self.sum_cells((self.lowered().delta != 0).to(torch.int64)) > 0
         owner = self.owner.flatten(1)
         return [own[(own >= 0) & moved].unique() for own, moved in zip(owner, moves, strict=True)]
 
@@ -354,15 +358,16 @@ class Relay:
             # Whatever a cotangent was pulled back to, along x − r there it has the same product.
             known = torch.einsum("ick,ik->ic", part, self.ends[-1])
             for s in reversed(range(len(self.segments))):
-                segment = self.segments[s]
+                segment, lift = self.segments[s], self.segments[s].paths.lift
                 columns = segment.pull(pulled, grouped=s == 0)  # (columns, inputs, cotangents, *shape or groups)
+                if s > 0 and lift is not None:
+                    columns = lift.cotangents(columns)
                 sizes[s].append(_lengths(columns, 3))
-                along = columns if s == 0 else columns * segment.paths.delta[:, None]
+                along = columns if s == 0 else columns * segment.paths.lowered().delta[:, None]
                 totals[s].append(along.flatten(3).sum(3))
                 missing[s].append(totals[s][-1][0] - known)
                 known = totals[s][-1][0]
-                lift = segment.paths.lift
-                pulled = columns[0] if s == 0 or lift is None else lift.cotangents(columns[0])
+                pulled = columns[0]
             values.append(pulled)
             groups.append(columns)
         return Product(
@@ -374,12 +379,17 @@ class Relay:
         )
 
     def _at_once(self, count: int) -> int:
-        """How many tangents or cotangents may go from segment to segment together, each as large as a text's state."""
+        """How many tangents or cotangents may go from segment to segment together.
+
+        Each is as large as a text's state, with its columns on both sides of a segment, and lifted on one.
+        """
         if len(self.segments) == 1:
             return count
-        start, columns = self.segments[0].paths.start, self.segments[0].nodes.weights.shape[1]
-        budget = CPU_BYTES if start.device.type == "cpu" else ACCELERATOR_BYTES
-        return max(1, min(count, budget // (2 * columns * start.numel() * start.element_size())))
+        paths, columns = self.segments[0].paths, self.segments[0].nodes.weights.shape[1]
+        budget = CPU_BYTES if paths.start.device.type == "cpu" else ACCELERATOR_BYTES
+        lifted = max(segment.paths.start.numel() for segment in self.segments)
+        numbers = 2 * columns * paths.lowered().start.numel() + lifted
+        return max(1, min(count, budget // (numbers * paths.start.element_size())))
 
 
 def _at_points(tangents: Tensor, which: slice, number: Tensor) -> Tensor:

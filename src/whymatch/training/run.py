@@ -346,7 +346,7 @@ def _begin(recipe: Recipe, splits: Splits, out: Path, resume: bool) -> dict[str,
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
-    """Find the newest complete checkpoint: the trainer's state is what it writes last.
+    """Find the newest complete checkpoint: the scale is what is written last.
 
     Those that were cut short are removed. The trainer, which keeps the newest few, would count them.
     """
@@ -355,7 +355,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
         try:
             read_json(checkpoint / "trainer_state.json")
             _read_scale(checkpoint)
-        except (OSError, ValueError, TypeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
             shutil.rmtree(checkpoint, ignore_errors=True)
             continue
         complete.append(checkpoint)
