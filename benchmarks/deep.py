@@ -30,7 +30,7 @@ from whymatch import Explainer
 from whymatch.encoders import loading
 
 TURNS = {8: 3, 16: 3, 32: 2, 64: 1}  # how often each way is timed, for pairs of so many tokens
-QUERY = "how do i cancel a train ticket that i paid twice"
+QUERY = "how do i cancel a ticket that i paid twice"  # ten words
 PASSAGE_WORDS = 250
 RESULTS = Path(__file__).parent / "results/deep.json"
 
