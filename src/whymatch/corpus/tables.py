@@ -171,9 +171,9 @@ class Table:
             )
         return cls(path, numbers, False)
 
-    def rows(self, start: Mark = Mark()) -> Iterator[Row]:  # noqa: B008  # it is frozen
+    def rows(self, start: Mark | None = None) -> Iterator[Row]:
         """Read the rows, from a mark on."""
-        return (row for _, row in self._read(start))
+        return (row for _, row in self._read(start or Mark()))
 
     def scan(self, columns: Sequence[str]) -> Scan:
         """Read the whole file once: its hash, those of the cells in some columns, and marks to start reading at."""
