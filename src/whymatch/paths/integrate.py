@@ -199,8 +199,7 @@ class Integral:
     def pull_along(self, i: int, cotangents: Tensor) -> Integrated:
         """Find what each group of input i contributes along each cotangent (cotangents, embedding)."""
         lengths = cotangents.norm(dim=1).clamp_min(torch.finfo(cotangents.dtype).tiny)
-        whole = cotangents.sum(0).norm()
-        whole = whole if whole > 0.1 * lengths.max() else lengths.max()  # they may cancel
+        whole = torch.maximum(cotangents.sum(0).norm(), lengths.max())  # they may cancel
         every = cotangents.expand(len(self.paths), -1, -1)
 
         def merge(each: Tensor) -> Tensor:
