@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from conftest import real_model
-from whymatch import Explainer, ToleranceWarning, decompose_callable
-from whymatch.paths.integrate import RoughPathError
+from whymatch import Explainer, ToleranceWarning, decompose_callable, quadrature
+from whymatch.paths.integrate import FEWEST, Integral, RoughPathError
+from whymatch.paths.jacobian import Paths
+from whymatch.settings import Settings
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 
@@ -91,3 +94,42 @@ def test_the_papers_own_model_is_refused_with_advice():
     advice = r"layer=(8|9|10) is the shallowest whose path is smooth; path='relay' goes block by block, and path='sec"
     with pytest.raises(RoughPathError, match=advice):
         Explainer(model, layer=0, path="straight").explain("A man plays a flute.", "Somebody plays the flute.")
+
+
+def test_nodes_are_not_added_to_mend_rounding():
+    """An encoder that computes in single precision inside, as many norms do, misses a tolerance that it cannot meet."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(4, 6, dtype=torch.float64, generator=generator)
+
+    def encode(x):
+        return 1000 + torch.sigmoid((x @ weights).float()).double() + torch.sin(x @ weights / 2)
+
+    x = torch.randn(4, dtype=torch.float64, generator=generator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ToleranceWarning)
+        decomposition = decompose_callable(encode, x, torch.zeros_like(x), tolerance=2e-11, similarity="dot")
+    assert 1e-11 < decomposition.error < 1e-8  # rounding, and said to be so
+    assert decomposition.nodes < 100
+
+
+def test_a_part_of_the_encoder_that_has_all_its_nodes_is_not_refined_again(monkeypatch):
+    """Elsewhere there are more nodes to be had, which would not help: it ends all the same."""
+    monkeypatch.setitem(quadrature.RULES, "gauss", dataclasses.replace(quadrature.RULES["gauss"], bound=6))
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(4, 4, dtype=torch.float64, generator=generator)
+    x = torch.randn(1, 4, dtype=torch.float64, generator=generator)
+    paths = Paths(
+        tail=lambda points, _: points,
+        start=torch.zeros_like(x),
+        delta=x,
+        owner=torch.arange(4)[None],
+        groups=4,
+        room=64,
+        depth=4,
+    )
+    settings = Settings("", 0, "given", fold_reference=True, similarity="dot", rule="gauss", steps=None, tolerance=1e-8)
+    steep, straight = (lambda points, _: torch.tanh(9 * points @ weights - 4)), (lambda points, _: points @ weights)
+    integral = Integral(paths, [steep, straight], settings, ["x"])
+    pushed = integral.push([0])
+    assert pushed.nodes == [6 + FEWEST]
+    assert (pushed.values.sum(1) - integral.end + integral.start).norm() > 1e-8

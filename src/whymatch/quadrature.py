@@ -22,6 +22,8 @@ RuleName = Literal["gauss", "midpoint", "right"]
 
 FINEST = 128  # intervals beyond which a path is not smooth, and more of them would not tell more
 FLAT = 0.35  # a series whose last terms are this large, relative to its middle ones, does not fall off
+NOISE = 1e-6  # rounding in single precision: errors below it that stopped falling fall no further
+FALLING = 0.1  # the logarithm of the factor by which each node lowers the error of a smooth path, at least
 CLOSE = 0.95  # the share of the tolerance to aim at: after a narrow miss, all derivatives are computed again
 
 
@@ -252,6 +254,8 @@ class PathProbe:
                 return enough, lens
             half, last = errors[trusted // 2 - 1], errors[-1]
             rate = math.log(half / last) / (trusted - trusted // 2)
+            if last + unknown <= NOISE and rate < FALLING:
+                return next(n for n, e in enumerate(errors, start=1) if e <= 2 * last), lens
             beyond = math.log((last + unknown) / (CLOSE * tolerance)) / max(rate, 1e-3)
             # The rate slows down a little, and repeating derivatives costs more than a margin or a refinement.
             close = beyond <= max(2 / 3, 0.1 * trusted) or self.levels >= FINEST

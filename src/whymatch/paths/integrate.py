@@ -32,6 +32,10 @@ CORRECTION = (0.25, 4.0)
 SYMMETRIC = 0.05
 SAFETY = 0.4  # of its tolerance is what a segment of several is given nodes for
 FEWEST = 3  # the fewest nodes that say anything about the error of a part
+# What a total may miss by rounding alone, where the estimates are content: some units of single precision, in which
+# many encoders compute their norms even where everything else is in double.
+ROUNDING = 16 * torch.finfo(torch.float32).eps
+CONTENT = 0.01  # of the tolerance
 
 INEXACT = 1e-3  # a secant that misses more than this share of an embedding's length has an error beyond rounding
 SKETCH = 64  # numbers that stand for the state at the end of a segment when nodes are counted
@@ -305,7 +309,6 @@ class Integral:
         directions: Tensor | None,
     ) -> Integrated:
         """Integrate with the nodes foreseen; measure the error; repeat with more where it misses the tolerance."""
-        settings, rule = self._settings, get_rule(self._settings.rule)
         with progress.stage(0, PROBE_SHARE, "looking along the path"):
             nodes = self._foresee(which, directions)
         with progress.stage(PROBE_SHARE, 1, "differentiating"):
@@ -313,20 +316,32 @@ class Integral:
             result, measured = product.values, measure(product, nodes)
             while True:
                 self._check_finite(measured.missing)
-                # An entry is a product of two rows: its error is a row's times the length of the other, which is taken
-                # to be about as long as the longest here.
-                worst = np.maximum(measured.missing, measured.errors.max(1, initial=0) * measured.sizes)
-                short = [i for i in which if worst[i] > settings.text_tolerance and nodes[:, i].min() < rule.bound]
-                if settings.steps is not None or not short:
+                short = self._refine(which, measured, nodes) if self._settings.steps is None else []
+                if not short:
                     return Integrated(result, nodes.sum(0).tolist(), measured.errors)
-                for i in short:
-                    # The segments with the largest errors get more nodes.
-                    blamed = measured.blame[:, i] >= 0.5 * measured.blame[:, i].max()
-                    nodes[blamed, i] = [self._more(int(n), float(worst[i]), i) for n in nodes[blamed, i]]
                 product = apply(self.linear_map(nodes.tolist(), short))
                 again = measure(product, nodes)
                 result[short] = product.values[short]
                 measured.take(again, short)
+
+    def _refine(self, which: Sequence[int], measured: _Measured, nodes: NDArray[np.integer]) -> list[int]:
+        """Add nodes where the tolerance is missed and more of them can help; return the inputs where it was done."""
+        tolerance, bound = self._settings.text_tolerance, get_rule(self._settings.rule).bound
+        # An entry is a product of two rows: its error is a row's times the length of the other, which is taken to be
+        # about as long as the longest here.
+        parts = measured.errors.max(1, initial=0) * measured.sizes
+        # No node mends rounding.
+        content = np.maximum(parts, measured.blame.max(0)) <= CONTENT * tolerance
+        rounded = content & (measured.missing <= ROUNDING)
+        refined = []
+        for i in which:
+            worst = max(measured.missing[i], parts[i])
+            # The segments with the largest errors get more nodes, as long as there are more to be had.
+            blamed = (measured.blame[:, i] >= 0.5 * measured.blame[:, i].max()) & (nodes[:, i] < bound)
+            if worst > tolerance and not rounded[i] and blamed.any():
+                nodes[blamed, i] = [self._more(int(n), float(worst), i) for n in nodes[blamed, i]]
+                refined.append(i)
+        return refined
 
     def _more(self, nodes: int, error: float, i: int) -> int:
         """Return how many nodes to try, given the error that ``nodes`` left on path i."""
