@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,23 @@ SPECIAL = {
     "clip": {"bos": "<|startoftext|>", "eos": "<|endoftext|>"},
 }
 TEMPLATES = {"t5": "$A </s>", "llama": "<s> $A </s>", "qwen": "$A <|endoftext|>"}
+
+
+def _train(tokenizer: Tokenizer, trainer: Any, added: list[str]) -> Any:
+    """The model of a tokenizer, the same in every process: two of the trainers go through hash tables."""
+    if isinstance(tokenizer.model, models.WordPiece):
+        words = Tokenizer(models.BPE())
+        words.normalizer, words.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+        words.train_from_iterator(CORPUS, trainer)
+        pieces = sorted(words.get_vocab(), key=words.token_to_id)
+        vocabulary = [*added, *pieces, *(f"##{piece}" for piece in pieces if len(piece) == 1)]
+        return models.WordPiece({piece: n for n, piece in enumerate(vocabulary)}, unk_token=tokenizer.model.unk_token)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    if isinstance(tokenizer.model, models.Unigram):
+        state = json.loads(tokenizer.to_str())["model"]
+        first, rest = state["vocab"][: len(added)], state["vocab"][len(added) :]
+        return models.Unigram([(piece, round(score, 2)) for piece, score in first + sorted(rest)], state["unk_id"])
+    return tokenizer.model
 
 
 def build_tokenizer(kind: str, length: int = 40) -> Any:
@@ -59,8 +77,8 @@ def build_tokenizer(kind: str, length: int = 40) -> Any:
         tokenizer = Tokenizer(models.WordPiece(unk_token=special["unk"]))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=added)
-    tokenizer.train_from_iterator(CORPUS, trainer)
+        trainer = trainers.BpeTrainer(vocab_size=200)
+    tokenizer.model = _train(tokenizer, trainer, added)
     if kind == "clip":
         template = f"{special['bos']} $A {special['eos']}"
     else:
