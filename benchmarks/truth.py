@@ -22,6 +22,10 @@ from whymatch.truth.runs import read_results
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
+MEASURED = {
+    "coalitions": "ranks the model's scores without some words (Spearman)",
+    "alignment": "finds people's links between words (top-1)",
+}
 BASELINES = ("token cosine", "last-layer", "random", "leave one", "gradient", "attention", "Shapley", "exact", "shapiq")
 
 
@@ -48,38 +52,38 @@ def merge(earlier: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> l
 
 
 def draw(results: Sequence[dict[str, Any]]) -> None:
-    """Draw, for each model, how well each method foretells the model against how well it points where people point."""
-    points: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    """Draw, for each model, how well each method predicts the model, and how often it points where people point."""
+    models: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     for each in results:
         settings = each["settings"]
         if settings["split"] != "test" or settings.get("removal", "delete") != "delete" or each["failure"]:
             continue
-        if settings.get("units", "words") == "words" and each["test"] in ("coalitions", "alignment"):
-            methods = points.setdefault(settings["model"], {})
+        if settings.get("units", "words") == "words" and each["test"] in MEASURED:
+            methods = models.setdefault(settings["model"], {})
             methods.setdefault(settings["subject"], {})[each["test"]] = each["estimates"][each["headline"]]
-    both = {model: {n: p for n, p in methods.items() if len(p) == 2} for model, methods in points.items()}
-    models = [model for model, methods in both.items() if methods]
     if not models:
         return
-    figure, axes = charts.panels(len(models), 5.2, 4.2, across=2)
-    for axis, model in zip(axes, models, strict=True):
-        for name, point in both[model].items():
-            x, y = point["coalitions"], point["alignment"]
-            colour = "0.55" if name.startswith(BASELINES) else "#d95f02"
-            axis.errorbar(
-                x["value"],
-                y["value"],
-                xerr=[[x["value"] - x["low"]], [x["high"] - x["value"]]],
-                yerr=[[y["value"] - y["low"]], [y["high"] - y["value"]]],
-                fmt="o",
-                color=colour,
-                markersize=4,
-                linewidth=0.8,
-            )
-            axis.annotate(name, (x["value"], y["value"]), xytext=(4, 3), textcoords="offset points", fontsize=6)
-        axis.set_xlabel("foretells the model (coalitions, Spearman)")
-        axis.set_ylabel("points where people point (top-1)")
-        axis.set_title(model, fontsize=9)
+    rows = list(map(len, models.values()))
+    figure, axes = charts.panels(2 * len(models), 4.4, 0.8 + 0.19 * sum(rows) / len(rows), across=2)
+    grid = axes[0].get_gridspec()
+    assert grid is not None
+    grid.set_height_ratios(rows)
+    for i, (model, methods) in enumerate(models.items()):
+        order = sorted(methods, key=lambda name: -methods[name].get("coalitions", {"value": -1.0})["value"])
+        for axis, (test, meaning) in zip(axes[2 * i : 2 * i + 2], MEASURED.items(), strict=True):
+            for y, name in enumerate(order):
+                if test in methods[name]:
+                    at = methods[name][test]
+                    colour = "0.55" if name.startswith(BASELINES) else "#d95f02"
+                    axis.plot([at["low"], at["high"]], [y, y], color=colour, linewidth=1.5)
+                    axis.plot(at["value"], y, "o", color=colour, markersize=4)
+            axis.set_yticks(range(len(order)), order, fontsize=7)
+            axis.set_ylim(len(order) - 0.5, -0.5)
+            axis.set_xlim(0, 1)
+            axis.grid(axis="x", color="0.9")
+            axis.set_axisbelow(True)
+            axis.set_xlabel(meaning)
+            axis.set_title(model, fontsize=9)
     charts.save(figure, DOCS / "truth.svg")
 
 
