@@ -382,7 +382,7 @@ class Recorded:
     r: Tensor
 
 
-def record(function: Callable[[Tensor], Tensor], x: Tensor, r: Tensor, norm: Norm = "mean") -> Recorded:
+def record(function: Callable[[Tensor], Tensor], x: Tensor, r: Tensor, norm: Norm = "both") -> Recorded:
     """Run a function at two points, and record its secant.
 
     Raises:
@@ -413,14 +413,14 @@ class SecantMap:
         paths: the paths, of which only the ends matter.
         change: what the embeddings are known to change by (inputs, dim), from which ``missing`` is measured. None: as
             they do in the pass that the secant is taken from.
-        norm: the factors of a layer norm's quotient: at the "mean" of both points, or the deviation at the "reference"
-            with the centred numbers at the input. Both are exact.
+        norm: how a norm's quotient is taken: along the "line" between both points, with factors at their "mean", as a
+            mean of "both", or with the deviation at the "reference". All are exact; docs/truth.md has their truth.
         which: the inputs whose secants are wanted; results of others are zero, and cost nothing. None: all of them.
     """
 
     paths: Paths
     change: Tensor | None = None
-    norm: Norm = "mean"
+    norm: Norm = "both"
     which: Sequence[int] | None = None
 
     def push(self, groups: Tensor) -> Product:

@@ -10,8 +10,9 @@ Linear operations are their own quotient. The others:
 - a product: the mean of one factor times the change of the other, and the other way round.
 - a softmax exp(z − log Σ exp z): the logarithmic mean of its two values, times the change of z less its mean under
   those logarithmic means.
-- a layer norm c · i, of centred numbers c and i = 1 / √(variance + ε): a product; i changes by
-  −i_x² i_r² / (i_x + i_r) per unit of variance, and the variance by the mean of (c_x + c_r) times the change of c.
+- a layer norm c · i, of centred numbers c and i = 1 / √(variance + ε), in two ways, of which the mean is taken. As a
+  product: i changes by −i_x² i_r² / (i_x + i_r) per unit of variance, and the variance by the mean of (c_x + c_r) times
+  the change of c. And as the paper does with a whole encoder: its Jacobian, averaged along the line from r to x.
 - a maximum: where the largest entry is i at x and j at r, shares of the changes of these two, in the proportion in
   which the line from r to x is divided by the point where one overtakes the other.
 """
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from whymatch.paths.derivatives import attention_scores, pull_attention, push_attention
+from whymatch.quadrature import get_rule
 
 aten = torch.ops.aten
 
@@ -1041,35 +1043,79 @@ def _flash_attention(
     return _attention(out, q, k, v, None, is_causal, kwargs.get("scale"))
 
 
-Norm: TypeAlias = Literal["mean", "reference"]
+# How a norm's quotient is taken; see :func:`_norm`.
+Norm: TypeAlias = Literal["both", "line", "mean", "reference"]
+LINE = 2 / 3  # the weight of the line in "both"
+MOMENTS = 48  # nodes for integrals of single numbers, whose error does not matter: see :func:`_along_the_line`
 
 
 def _norm(pair: Pair, axes: int, eps: float, weight: Any, centred: bool, norm: Norm) -> Linear:
-    """Divide by a standard deviation, or a root of the mean square, over the last axes."""
-    dims = tuple(range(-axes, 0))
+    """Divide by a standard deviation, or a root of the mean square, over the last axes.
+
+    A norm c · i, of (centred) numbers c and i = 1 / √(mean c² + ε), has several exact quotients. Its factors may be
+    taken at the "mean" of both points, or i at the "reference" and c at the input; its Jacobian may be averaged along
+    the "line" between the points; and "both" is a mean of the first and the last. All of them have the form
+    scale · change + first · (c_r · change) + second · (d · change), where d = c_x − c_r.
+    """
+    dims, count = tuple(range(-axes, 0)), math.prod(pair.shape[-axes:])
     c_x, c_r = (value - value.mean(dims, keepdim=True) if centred else value for value in (pair.x, pair.r))
-    i_x, i_r = (torch.rsqrt((c * c).mean(dims, keepdim=True) + eps) for c in (c_x, c_r))
-    i, c = (i_r, c_x) if norm == "reference" else (torch.lerp(i_x, i_r, 0.5), torch.lerp(c_x, c_r, 0.5))
-    both = (c_x + c_r) / math.prod(pair.shape[-axes:])  # of which the variance changes by its product with the change
-    fall = c * -((i_x * i_r) ** 2) / (i_x + i_r)
+    d = c_x - c_r
+    if norm == "line":
+        scale, first, second = _along_the_line(c_x, c_r, eps, dims)
+    else:
+        i_x, i_r = (torch.rsqrt((c * c).mean(dims, keepdim=True) + eps) for c in (c_x, c_r))
+        scale, c = (i_r, c_x) if norm == "reference" else (torch.lerp(i_x, i_r, 0.5), torch.lerp(c_x, c_r, 0.5))
+        second = c * -((i_x * i_r) ** 2) / ((i_x + i_r) * count)  # the variance changes by (2 c_r + d) · change / count
+        first = 2 * second
+        if norm == "both":
+            line = _along_the_line(c_x, c_r, eps, dims)
+            scale, first, second = (torch.lerp(*each, LINE) for each in zip((scale, first, second), line, strict=True))
     if weight is not None:
-        i, fall = i * weight, fall * weight
+        scale, first, second = scale * weight, first * weight, second * weight
 
     def push(t: Tensor) -> Tensor:
         change = t - t.mean(dims, keepdim=True) if centred else t
-        return (change * i).addcmul_((t * both).sum(dims, keepdim=True), fall)
+        change = (change * scale).addcmul_((t * c_r).sum(dims, keepdim=True), first)
+        return change.addcmul_((t * d).sum(dims, keepdim=True), second)
 
     def pull(g: Tensor) -> Tensor:
-        change = g * i
+        change = g * scale
         change = change - change.mean(dims, keepdim=True) if centred else change
-        return change.addcmul_((g * fall).sum(dims, keepdim=True), both)
+        change = change.addcmul_((g * first).sum(dims, keepdim=True), c_r)
+        return change.addcmul_((g * second).sum(dims, keepdim=True), d)
 
     return _one(pair, push, pull)
 
 
+def _along_the_line(c_x: Tensor, c_r: Tensor, eps: float, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the parts of a norm's Jacobian, averaged along the line from r to x; see :func:`_norm`.
+
+    At c = c_r + α d the Jacobian is i − i³ c cᵀ / count, so that its average needs the mean of i and three moments of
+    i³. What their quadrature misses is given to the change along d, so that the map is exact whatever the nodes.
+    """
+    dtype, count = c_x.dtype, math.prod(c_x.shape[dims[0] :])
+    if c_x.device.type != "mps":  # which has no double precision
+        c_x, c_r = c_x.double(), c_r.double()
+    d = c_x - c_r
+    square, product, start = ((u * v).mean(dims, keepdim=True) for u, v in ((d, d), (c_r, d), (c_r, c_r)))
+    alpha, weights = (torch.tensor(each).to(d) for each in get_rule("gauss")(MOMENTS))
+    variance = (square[..., None] * alpha + 2 * product[..., None]) * alpha + start[..., None]
+    i = torch.rsqrt(variance.clamp_min(0) + eps)
+    cube = i**3 * weights
+    m_0, m_1, m_2 = (each.sum(-1) / count for each in (cube, cube * alpha, cube * alpha**2))
+    scale = (i * weights).sum(-1)
+    first, second = -(m_0 * c_r + m_1 * d), -(m_1 * c_r + m_2 * d)
+    i_x, i_r = (torch.rsqrt((c * c).mean(dims, keepdim=True) + eps) for c in (c_x, c_r))
+    missing = i_x * c_x - i_r * c_r - scale * d - count * (product * first + square * second)
+    # Where x and r almost meet, nothing but rounding is missing, and would be large relative to d.
+    apart = square > torch.finfo(dtype).eps * start
+    second = second + torch.where(apart, missing / (count * square), 0)
+    return scale.to(dtype), first.to(dtype), second.to(dtype)
+
+
 @rule("native_layer_norm")
 def _layer_norm(
-    out: Any, pair: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float, norm: Norm = "mean"
+    out: Any, pair: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float, norm: Norm = "both"
 ) -> list[Linear | None]:
     _fixed("weight", weight, bias)
     return [_norm(pair, len(shape), eps, weight, True, norm), None, None]
@@ -1084,7 +1130,7 @@ def _group_norm(
     rows = Pair(pair.x.reshape(shape), pair.r.reshape(shape), pair.number)
     factor = torch.ones(channels, 1).to(pair.x) if weight is None else weight.view(-1, 1)
     factor = factor.expand(channels, rows.x[0].numel() // channels).reshape(groups, -1)
-    inner = _norm(rows, 1, eps, factor, True, "mean")
+    inner = _norm(rows, 1, eps, factor, True, "both")
     push, pull = inner.push, inner.pull
     normed = _one(
         pair,
@@ -1095,15 +1141,14 @@ def _group_norm(
 
 
 @rule("_fused_rms_norm")
-def _rms_norm(
-    out: Any, pair: Any, shape: Sequence[int], weight: Any, eps: float | None, norm: Norm = "mean"
-) -> list[Linear | None]:
+def _rms_norm(out: Any, pair: Any, shape: Sequence[int], weight: Any, eps: float | None) -> list[Linear | None]:
     _fixed("weight", weight)
     eps = torch.finfo(pair.x.dtype).eps if eps is None else eps
-    return [_norm(pair, len(shape), eps, weight, False, norm), None]
+    # As it is where it is not fused, but written out: the same on every device.
+    return [_norm(pair, len(shape), eps, weight, False, "mean"), None]
 
 
-NORMS = ("native_layer_norm", "_fused_rms_norm")  # whose rules can be told at which of two values to take factors
+NORMS = ("native_layer_norm",)  # whose rules can be told how to take the quotient
 
 
 def _variance(pair: Pair, dim: Any, correction: float, shape: Sequence[int]) -> Linear:
