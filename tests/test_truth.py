@@ -526,7 +526,12 @@ def test_advice_names_flags(load):
     said: list[str] = []
     advice = advise(load("bert"), PAIRS[:2], name="tiny", say=said.append)
     assert advice.result in advice.results
-    assert {str(each.settings["subject"]).split()[0] for each in advice.results} >= {"token", "leave", "relay"}
+    assert {str(each.settings["subject"]).split()[0] for each in advice.results} >= {
+        "token",
+        "leave",
+        "relay",
+        "secant",
+    }
     assert advice.flags == " ".join(f"--{name} {value}" for name, value in advice.settings.items())
     assert str(advice).endswith(f"use: {advice.flags or 'the defaults'}")
     assert len(said) == len(advice.results) + len(advice.skipped)

@@ -88,7 +88,6 @@ class Subject:
         self.model, self.name = loading.load(name, device)
         self.label = Path(self.name.rstrip("/")).name  # in figures: the last part of a hub id or of a path
         self.adjusted = shift_of(self.model) is not None
-        self._relays: dict[int | None, Explainer] = {}
         # The paper's form, from which the folded one is made when it is read: one decomposition serves both.
         self._explainer = Explainer(self.model, layer=0, path="straight", tolerance=TOLERANCE, fold_reference=False)
         if self._explainer.routed:
@@ -109,11 +108,14 @@ class Subject:
         """Return an explainer along the straight path at a layer, the paper's."""
         return self._explainer.at_layer(layer)
 
-    def relay(self, layer: int | None = None) -> Explainer:
-        """Return an explainer that goes block by block; None is the layer that whymatch itself would choose."""
-        if layer not in self._relays:
-            self._relays[layer] = Explainer(self.model, layer=layer, tolerance=TOLERANCE)
-        return self._relays[layer]
+    @cached_property
+    def usual(self) -> Explainer:
+        """An explainer with the path and the layer that whymatch itself would choose."""
+        return Explainer(self.model, tolerance=TOLERANCE)
+
+    def relay(self, layer: int) -> Explainer:
+        """Return an explainer that goes block by block from a layer."""
+        return Explainer(self.model, layer=layer, path="relay", tolerance=TOLERANCE)
 
 
 class Stored:
@@ -350,7 +352,7 @@ class Experiment:
         With ``fold=False``, the straight path's explanations have the paper's form, with its reference terms.
         """
         if explainer is None:
-            explainer = subject.relay() if layer is None else subject.explainer(layer)
+            explainer = subject.usual if layer is None else subject.explainer(layer)
         if pairs is None:
             pairs = self.pairs if layer is None else self.sample_at(subject, layer).texts
         stored = self._stored(explainer, subject)
@@ -381,7 +383,7 @@ class Experiment:
             if "usual" in depends:
                 layers.append(None)
             for layer in layers:
-                explainer = subject.relay() if layer is None else subject.explainer(layer)
+                explainer = subject.usual if layer is None else subject.explainer(layer)
                 pairs = self.sample.texts if layer is None else self.sample_at(subject, layer).texts
                 if layer is None and "changes" in depends:
                     changes = [(change.text, change.changed) for change in self.changes]
@@ -394,7 +396,9 @@ class Experiment:
                 started = time.perf_counter()
                 stored.add([trial])
                 each = (time.perf_counter() - started) / len(trial) ** 2
-                name = f"{subject.label}, layer {explainer.settings.layer}" + ("" if layer is not None else ", relay")
+                name = f"{subject.label}, layer {explainer.settings.layer}" + (
+                    "" if layer is not None else ", as usual"
+                )
                 seconds[name] = each * sum(len(text) ** 2 for text in missing if text != trial)
         return seconds
 
@@ -421,7 +425,7 @@ class Experiment:
                 "rough": [self.rough_layers(subject) for subject in self.subjects],
             },
             "layer": lambda: {"layer": [self.inner_layer(subject) for subject in self.subjects]},
-            "usual": lambda: {"usual": [str(subject.relay().settings) for subject in self.subjects]},
+            "usual": lambda: {"usual": [str(subject.usual.settings) for subject in self.subjects]},
             "changes": lambda: {"changes": len(self.changes), "changes_sha256": _digest(self.changes)},
             "tagger": lambda: {"tagger": self.tagger.name},
             "parser": lambda: {"parser": self.parser.name},

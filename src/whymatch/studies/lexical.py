@@ -103,7 +103,7 @@ def run(experiment: Experiment) -> Result:
     for subject in experiment.subjects:
         whys = experiment.numbered(subject, None)
         numbers[subject.label] = summary((experiment.labels[i], why) for i, why in whys)
-        numbers[subject.label]["layer"] = subject.relay().settings.layer
+        numbers[subject.label]["layer"] = subject.usual.settings.layer
     figure, axes = charts.panels(len(numbers), 4.8, 3.2, across=2, same=True)
     for each, (name, measured) in zip(axes, numbers.items(), strict=True):
         groups = measured["groups"]
@@ -139,7 +139,7 @@ def run(experiment: Experiment) -> Result:
     return Result(
         title="Lexical bias: identical words and paraphrases",
         notes=[
-            f"{len(experiment.pairs):,} pairs, explained block by block at the layer that whymatch chooses for each "
+            f"{len(experiment.pairs):,} pairs, explained with the path and layer that whymatch chooses for each "
             "model. Every score is split exactly: identical words (the same letters, whatever their case), different "
             "words, and everything with a special token or punctuation. The last correlation is the bias: above zero, "
             "of two pairs that people find equally similar the model prefers the one that shares more words.",

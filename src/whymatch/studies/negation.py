@@ -190,10 +190,10 @@ def average(rows: Sequence[Row]) -> dict[str, Any]:
 def run(experiment: Experiment) -> Result:
     items = experiment.changes
     numbers: dict[str, dict[str, Any]] = {}
-    layers = {subject.label: subject.relay().settings.layer for subject in experiment.subjects}
+    layers = {subject.label: subject.usual.settings.layer for subject in experiment.subjects}
     pairs = [(item.text, item.changed) for item in items]
     for subject in experiment.subjects:
-        controls = score_less_a_word(subject.relay(), items, experiment.seed)
+        controls = score_less_a_word(subject.usual, items, experiment.seed)
         rows = [
             {**measure(items[number], why), "control": controls[number]}
             for number, why in experiment.numbered(subject, None, pairs)
@@ -226,7 +226,7 @@ def run(experiment: Experiment) -> Result:
         title="Negations and antonyms",
         notes=[
             f"{len(items):,} texts, each with itself changed: by a negation, by an antonym or otherwise without a word "
-            "of negation, or so that it says the same in other words. They are explained block by block at the layer "
+            "of negation, or so that it says the same in other words. They are explained by the path and at the layer "
             "that whymatch chooses for each model. A model that understood a negation would score it lower than the "
             "text with any other word left out (the control, one word at random). What is missing from a perfect match "
             "is an exact sum over words; shown is how much of it the changed words carry, and how often the word that "

@@ -67,7 +67,7 @@ def run(experiment: Experiment) -> Result:
     numbers: dict[str, Any] = {}
     for subject in experiment.subjects:
         pairs = tagged(experiment.explanations(subject, None), parser, "sum")
-        numbers[subject.label] = {"layer": subject.relay().settings.layer, **summary(pairs)}
+        numbers[subject.label] = {"layer": subject.usual.settings.layer, **summary(pairs)}
     lifts = {
         name: np.array([[lift(measured, relation(a, b)) for b in ROLES] for a in ROLES])
         for name, measured in numbers.items()
@@ -112,7 +112,7 @@ def run(experiment: Experiment) -> Result:
     return Result(
         title="Syntactic roles",
         notes=[
-            f"{len(experiment.pairs):,} pairs, explained block by block at the layer that whymatch chooses for each "
+            f"{len(experiment.pairs):,} pairs, explained with the path and layer that whymatch chooses for each "
             f"model; roles by {parser.name}"
             + (
                 ", which guesses them from parts of speech and the order of words and is no parser: relative clauses "
