@@ -36,11 +36,17 @@ RESULTS = Path(__file__).parent / "results/deep.json"
 
 # The ways of each model: what they are called, and what the explainer is given.
 ALWAYS: dict[str, dict[str, Any]] = {"fine": {}, "fast": {"detail": "fast"}}
-SHALLOW = ALWAYS | {"straight 0": {"path": "straight", "layer": 0}, "secant 0": {"path": "secant", "layer": 0}}
+SHALLOW = ALWAYS | {
+    "straight 0": {"path": "straight", "layer": 0},
+    "secant 0": {"path": "secant", "layer": 0},
+    "secant 5": {"path": "secant", "layer": 5},
+}
 DEEP = ALWAYS | {
     "straight 9": {"path": "straight", "layer": 9},
     "straight 11": {"path": "straight", "layer": 11},
     "secant 0": {"path": "secant", "layer": 0},
+    "secant 10": {"path": "secant", "layer": 10},
+    "secant 11": {"path": "secant", "layer": 11},
     "relay 0": {"path": "relay", "layer": 0},
 }
 # Too dear for long texts: a pair of so many tokens is the longest that is run.
@@ -119,13 +125,15 @@ def measure_passage(model: Any) -> dict[str, Any]:
     """Time a query of ten words against a passage of 250, at ``fast``: the matrix, the highlights and the sentences."""
     words = " ".join(text for pair in PAIRS.values() for text in pair).split() * 4
     passage = " ".join(words[:PASSAGE_WORDS])
-    fast = Explainer(model, detail="fast")
+    fast, secant = Explainer(model, detail="fast"), Explainer(model, layer=-2, path="secant")
     results = take_turns(
         {
             "encode": lambda: model.encode(passage),
             "matrix": lambda: fast.explain(QUERY, passage),
             "highlight": lambda: fast.highlight(QUERY, passage),
             "sentences": lambda: fast.explain(QUERY, passage, groups=(None, "sentences")),
+            "secant_matrix": lambda: secant.explain(QUERY, passage),
+            "secant_highlight": lambda: secant.highlight(QUERY, passage),
         },
         turns=3,
     )
@@ -185,7 +193,7 @@ def against_paper(model: Any) -> list[dict[str, Any]]:
             seconds = sum(paper_text(model, text, layer) for text in pair)
             row: dict[str, Any] = {"tokens": tokens, "layer": layer, "paper_seconds": seconds}
             row["paper_error"] = theirs.relative_error
-            for path in ("straight", "relay"):
+            for path in ("straight", "relay", "secant"):
                 # The loosest tolerance whose error is a tenth of theirs.
                 for tolerance in (1e-2, 3e-3, 1e-3, 3e-4, 1e-4):
                     explainer = Explainer(model, layer=layer, path=path, tolerance=tolerance)

@@ -124,7 +124,9 @@ def deep() -> str:
             f"A query of {passage['words'][0]} words against a passage of {passage['words'][1]} "
             f"({passage['tokens'][1]} tokens), `fast`, in times the passage's `encode`: "
             f"highlights {passage['highlight_times_encode']:.1f}, "
-            f"by sentences {passage['sentences_times_encode']:.1f}, matrix {passage['matrix_times_encode']:.1f}.",
+            f"by sentences {passage['sentences_times_encode']:.1f}, matrix {passage['matrix_times_encode']:.1f}; by secants "
+            f"through the same block, highlights {passage['secant_highlight_times_encode']:.1f}, "
+            f"matrix {passage['secant_matrix_times_encode']:.1f}.",
             "",
         ]
         if "paper" in result:
@@ -133,7 +135,9 @@ def deep() -> str:
                 "with at most a tenth of its error:",
                 "",
             ]
-            lines += ["| tokens | layer | the paper's | error | straight | faster | relay | faster |", "|" + "---|" * 8]
+            heads = ["tokens", "layer", "the paper's", "error"]
+            heads += [head for path in ("straight", "relay", "secant") for head in (path, "faster")]
+            lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
             for row in result["paper"]:
                 cells = [
                     row["tokens"],
@@ -141,7 +145,7 @@ def deep() -> str:
                     f"{significant(row['paper_seconds'])} s",
                     small(row["paper_error"]),
                 ]
-                for path in ("straight", "relay"):
+                for path in ("straight", "relay", "secant"):
                     ours = row[path]
                     cells += [
                         f"{significant(ours['seconds'])} s, {small(ours['error'])}",
