@@ -124,8 +124,8 @@ def deep() -> str:
             f"A query of {passage['words'][0]} words against a passage of {passage['words'][1]} "
             f"({passage['tokens'][1]} tokens), `fast`, in times the passage's `encode`: "
             f"highlights {passage['highlight_times_encode']:.1f}, "
-            f"by sentences {passage['sentences_times_encode']:.1f}, matrix {passage['matrix_times_encode']:.1f}; by secants "
-            f"through the same block, highlights {passage['secant_highlight_times_encode']:.1f}, "
+            f"by sentences {passage['sentences_times_encode']:.1f}, matrix {passage['matrix_times_encode']:.1f}; "
+            f"by secants through the same block, highlights {passage['secant_highlight_times_encode']:.1f}, "
             f"matrix {passage['secant_matrix_times_encode']:.1f}.",
             "",
         ]
