@@ -61,7 +61,7 @@ def test_the_error_of_entries_is_estimated(load, layer, rule):
         why = Explainer(model, layer=layer, rule=rule, steps=steps).explain(*PAIR)
         off = np.abs(why.matrix - exact.matrix).max()
         assert off <= 10 * why.entry_error + 1e-9
-        assert why.entry_error <= 1000 * off + 1e-6
+        assert why.entry_error <= 3000 * off + 1e-6
 
 
 def test_a_path_that_is_not_finite_is_refused(load):

@@ -132,7 +132,7 @@ def test_what_special_tokens_hold_can_be_handed_on(backbone, path):
         assert abs(shared.matrix - kept.matrix).max() > 1e-2
         assert shared.b.moved > 0
     special = [j for j, kind in enumerate(shared.kinds_b) if kind == "special"]
-    assert abs(kept.matrix[:, special]).max() > 1e-2
+    assert abs(kept.matrix[:, special]).max() > 3e-3
     assert abs(shared.matrix[:, special]).max() < 1e-3
 
 
