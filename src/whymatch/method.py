@@ -26,7 +26,7 @@ sums over dimensions are A.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -159,17 +159,22 @@ class Method:
         }
         features = batched([*(i.features for i in inputs), *chain.from_iterable(replaced.values())], cut.device)
         known = [source.state[1] for source in sources if source.state is not None and source.state[0] == cut.layer]
-        is_known, head = len(known) == len(sources), (inputs[0].route, cut.layer, cut.dtype)
-        if replaced and is_known and head in self.encoder.checked_heads:
+        if replaced and len(known) == len(sources) and self._gives(torch.stack(known), cut, features, inputs[0].route):
             # The model has run the inputs already: only their references are left to run.
             others = list(cut.head(features, upto=upto, skip=len(inputs)).chunk(len(replaced)))
             if not cut.needs_every_input:
                 references = dict(zip(replaced, others, strict=True))
                 return features, _snap(torch.stack(known), list(references.values())), references
         x, *others = cut.head(features, upto=upto).chunk(1 + len(replaced))
-        if is_known and bool((x - torch.stack(known)).abs().max() <= 1e-3 * x.abs().max()):
-            self.encoder.checked_heads.add(head)  # the cut gives what the model gives, and need not be asked again
         return features, x, dict(zip(replaced, others, strict=True))
+
+    def _gives(self, known: Tensor, cut: Cut, features: dict[str, Any], route: Hashable) -> bool:
+        """Whether the cut gives the states that the model gave; asked the first time only."""
+        checked, head = self.encoder.checked_heads, (route, cut.layer, cut.dtype)
+        if head not in checked:
+            x = cut.head(features)[: len(known)]
+            checked[head] = bool((x - known).abs().max() <= 1e-3 * x.abs().max())
+        return checked[head]
 
     def hand_on(self, sources: Sequence[TokenSource], cut: Cut) -> list[TokenSource]:
         """Find where what the template's tokens hold at the cut came from, so that it can be handed on to there.

@@ -78,8 +78,8 @@ class Encoder:
         self._tokenizers = Tokenizers()
         self._towers: dict[Hashable, Tower] = {}
         self._contents: dict[Hashable, list[int]] = {}
-        # Where a cut has been seen to give the model's own hidden states: which part of the model, layer, precision.
-        self.checked_heads: set[Hashable] = set()
+        # Whether a cut gives the model's own hidden states, for each part of the model, layer and precision asked for.
+        self.checked_heads: dict[Hashable, bool] = {}
         # Asymmetric models have a route or a prompt for queries and one for documents; a pair's order tells which is
         # which.
         self.routed, self.asymmetric = is_routed(model), is_asymmetric(model)
