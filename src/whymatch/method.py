@@ -159,7 +159,11 @@ class Method:
         }
         features = batched([*(i.features for i in inputs), *chain.from_iterable(replaced.values())], cut.device)
         known = [source.state[1] for source in sources if source.state is not None and source.state[0] == cut.layer]
-        if replaced and len(known) == len(sources) and self._gives(torch.stack(known), cut, features, inputs[0].route):
+        if (
+            replaced
+            and len(known) == len(sources)
+            and self._cut_gives(torch.stack(known), cut, features, inputs[0].route)
+        ):
             # The model has run the inputs already: only their references are left to run.
             others = list(cut.head(features, upto=upto, skip=len(inputs)).chunk(len(replaced)))
             if not cut.needs_every_input:
@@ -168,7 +172,7 @@ class Method:
         x, *others = cut.head(features, upto=upto).chunk(1 + len(replaced))
         return features, x, dict(zip(replaced, others, strict=True))
 
-    def _gives(self, known: Tensor, cut: Cut, features: dict[str, Any], route: Hashable) -> bool:
+    def _cut_gives(self, known: Tensor, cut: Cut, features: dict[str, Any], route: Hashable) -> bool:
         """Whether the cut gives the states that the model gave; asked the first time only."""
         checked, head = self.encoder.checked_heads, (route, cut.layer, cut.dtype)
         if head not in checked:

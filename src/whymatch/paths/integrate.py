@@ -36,11 +36,11 @@ FEWEST = 3  # the fewest nodes that say anything about the error of a part
 # What a total may miss by rounding alone, where the estimates are content: some units of single precision, in which
 # many encoders compute their norms even where everything else is in double.
 ROUNDING = 16 * torch.finfo(torch.float32).eps
-CONTENT = 0.01  # of the tolerance
+CONTENT = 0.01  # the share of the tolerance that such estimates stay below
 
 INEXACT = 1e-3  # a secant that misses more than this share of an embedding's length has an error beyond rounding
 # Averages along lines exaggerate, the more so the more norms they go through: a secant of more blocks than this takes a
-# mean with the milder quotient. Measured in docs/truth.md.
+# mean with the milder quotient. Measured in docs/method.md, "Other exact maps".
 FEW_BLOCKS = 3
 SKETCH = 64  # numbers that stand for the state at the end of a segment when nodes are counted
 TINY = 1e-150  # nothing, and a number that can be divided by it

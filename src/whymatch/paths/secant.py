@@ -414,7 +414,7 @@ class SecantMap:
         change: what the embeddings are known to change by (inputs, dim), from which ``missing`` is measured. None: as
             they do in the pass that the secant is taken from.
         norm: how a norm's quotient is taken: along the "line" between both points, with factors at their "mean", as a
-            mean of "both", or with the deviation at the "reference". All are exact; docs/truth.md has their truth.
+            mean of "both", or with the deviation at the "reference". All are exact; docs/method.md compares them.
         which: the inputs whose secants are wanted; results of others are zero, and cost nothing. None: all of them.
     """
 

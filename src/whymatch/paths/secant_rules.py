@@ -10,7 +10,7 @@ Linear operations are their own quotient. The others:
 - a product: the mean of one factor times the change of the other, and the other way round.
 - a softmax exp(z − log Σ exp z): the logarithmic mean of its two values, times the change of z less its mean under
   those logarithmic means.
-- a layer norm c · i, of centred numbers c and i = 1 / √(variance + ε), in two ways, of which the mean is taken. As a
+- a layer norm c · i, of centred numbers c and i = 1 / √(variance + ε), in two ways, alone or mixed. As a
   product: i changes by −i_x² i_r² / (i_x + i_r) per unit of variance, and the variance by the mean of (c_x + c_r) times
   the change of c. And as the paper does with a whole encoder: its Jacobian, averaged along the line from r to x.
 - a maximum: where the largest entry is i at x and j at r, shares of the changes of these two, in the proportion in
