@@ -18,12 +18,14 @@ from test_secant_rules import (
     ELEMENTWISE,
     ends,
     secant,
+    slow_growth,
     slow_max_secant,
     slow_norm_secant,
     slow_softmax,
     slow_softmax_secant,
 )
 from whymatch import Explainer
+from whymatch.paths import secant_rules
 from whymatch.paths.jacobian import Paths
 from whymatch.paths.secant import NoSecantError, SecantMap
 from whymatch.reading.inputs import Request
@@ -70,8 +72,9 @@ class Transformer(nn.Module):
         return self.head(x.max(1)[0])
 
 
-def slow_transformer(model, x, r, d):
-    """What a change d of the input becomes, by the definitions, number by number."""
+def slow_transformer(model, x, r, d, share=1.0):
+    """What a change d of the input becomes, by the definitions, number by number; and the growth of each norm."""
+    growths = []
 
     def get(tensor):
         return tensor.detach().numpy()
@@ -87,7 +90,9 @@ def slow_transformer(model, x, r, d):
             u, v = values[0][t], values[1][t]
             for result, p in zip(results[:2], (u, v), strict=True):
                 result[t] = (p - p.mean()) / math.sqrt(p.var() + layer.eps) * w + b
-            results[2][t] = w * (slow_norm_secant(u.tolist(), v.tolist(), layer.eps, True) @ values[2][t])
+            matrix = slow_norm_secant(u.tolist(), v.tolist(), layer.eps, True, share=share)
+            results[2][t] = w * (matrix @ values[2][t])
+        growths.append(np.mean([slow_growth(u, v, layer.eps) for u, v in zip(*values[:2], strict=True)]))
         return results
 
     def product(a, b):
@@ -114,7 +119,7 @@ def slow_transformer(model, x, r, d):
     columns = zip(*(p.T.tolist() for p in state[:2]), strict=True)
     shares = np.array([slow_max_secant(a, b) for a, b in columns])  # (width, tokens)
     pooled = [state[0].max(0), state[1].max(0), (shares * state[2].T).sum(1)]
-    return linear(model.head, pooled)
+    return *linear(model.head, pooled), growths
 
 
 def transformer_paths(inputs=3, room=1000, **options):
@@ -132,8 +137,10 @@ def every_group(paths):
     return torch.arange(paths.groups)[:, None].expand(-1, len(paths))
 
 
+@pytest.mark.parametrize("growth", [3.0, 1.1])
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_transformer_equals_a_slow_one(fused):
+def test_a_transformer_equals_a_slow_one(fused, growth, monkeypatch):
+    monkeypatch.setattr(secant_rules, "GROWTH", growth)
     model, paths = transformer_paths(fused=fused)
     with torch.no_grad():
         product = SecantMap(paths).push(every_group(paths))
@@ -141,10 +148,13 @@ def test_a_transformer_equals_a_slow_one(fused):
         pulled = SecantMap(paths).pull(identity)
     for i in range(3):
         r, delta = paths.start[i].numpy(), paths.delta[i].numpy()
+        total = np.log(slow_transformer(model, r + delta, r, delta)[-1]).sum()
+        share = min(1, math.log(growth) / total)
+        assert (share == 1) == (growth == 3.0)
         for token in range(TOKENS):
             d = np.zeros_like(delta)
             d[token] = delta[token]
-            e_x, e_r, change = slow_transformer(model, r + delta, r, d)
+            e_x, e_r, change, _ = slow_transformer(model, r + delta, r, d, share)
             np.testing.assert_allclose(product.values[i, token], change * (1 + i), atol=1e-11)
         np.testing.assert_allclose(product.values[i].sum(0), (e_x - e_r) * (1 + i), atol=1e-11)
     np.testing.assert_allclose(pulled.values, product.values.mT, atol=1e-12)

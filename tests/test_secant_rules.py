@@ -295,11 +295,11 @@ def test_log_softmax_and_logsumexp():
         np.testing.assert_allclose(weights, np.array(means) / sum(means))
 
 
-def slow_norm_secant(x, r, eps, centred, norm="both"):
+def slow_norm_secant(x, r, eps, centred, norm="both", share=2 / 3):
     """The derivative of (i, c) ↦ i · c at the factors, with quotients of i and the variance; or a mean of Jacobians."""
     if norm == "both":
         line, mean = (slow_norm_secant(x, r, eps, centred, each) for each in ("line", "mean"))
-        return (2 * line + mean) / 3
+        return share * line + (1 - share) * mean
     n = len(x)
     if norm == "line":
         nodes, weights = np.polynomial.legendre.leggauss(200)
@@ -320,6 +320,13 @@ def slow_norm_secant(x, r, eps, centred, norm="both"):
         for k in range(n):
             matrix[k, j] = at_i * dc[k] + at_c[k] * per_variance * dvar
     return matrix
+
+
+def slow_growth(x, r, eps):
+    """How much larger a norm's mean factor along the line is than the mean of those at its ends."""
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    factors = [1 / math.sqrt((r + t * (x - r)).var() + eps) for t in (*(nodes / 2 + 0.5), 0, 1)]
+    return weights @ factors[:-2] / sum(factors[-2:])
 
 
 def _written_norm(v, eps, centred):

@@ -15,7 +15,6 @@ from torch import Tensor
 from whymatch import progress
 from whymatch.paths.jacobian import IntegratedJacobian, Lift, LinearMap, Nodes, Paths, Product, Relay, Tail, values
 from whymatch.paths.secant import SecantMap
-from whymatch.paths.secant_rules import Norm
 from whymatch.quadrature import FINEST, USUAL, Floats, Lens, PathProbe, get_rule
 from whymatch.settings import Settings
 from whymatch.words import quote
@@ -39,9 +38,6 @@ ROUNDING = 16 * torch.finfo(torch.float32).eps
 CONTENT = 0.01  # the share of the tolerance that such estimates stay below
 
 INEXACT = 1e-3  # a secant that misses more than this share of an embedding's length has an error beyond rounding
-# Averages along lines exaggerate, the more so the more norms they go through: a secant of more blocks than this takes a
-# mean with the milder quotient. Measured in docs/method.md, "Other exact maps".
-FEW_BLOCKS = 3
 SKETCH = 64  # numbers that stand for the state at the end of a segment when nodes are counted
 TINY = 1e-150  # nothing, and a number that can be divided by it
 
@@ -289,8 +285,7 @@ class Integral:
         merge: Callable[[Tensor], Tensor] | None,
     ) -> Integrated:
         """Apply the secant, which needs no nodes; what is missing is rounding, and stands for the error of parts."""
-        norm: Norm = "line" if self.paths.depth <= FEW_BLOCKS else "both"
-        self._last_map = secant = SecantMap(self._only_segment().paths, self.end - self.start, norm, which)
+        self._last_map = secant = SecantMap(self._only_segment().paths, self.end - self.start, which=which)
         with progress.stage(0, 1, "taking secants"):
             product = apply(secant)
         missing = product.missing[0] if merge is None else merge(product.missing[0])

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from whymatch import progress
 from whymatch.paths.jacobian import LOCK, Paths, Product
-from whymatch.paths.secant_rules import BLANK, NORMS, RULES, Linear, Norm, NoRule, Pair, put, take
+from whymatch.paths.secant_rules import BLANK, NORMS, RULES, Linear, Norm, NoRule, Pair, Restraint, put, take
 
 aten = torch.ops.aten
 
@@ -135,7 +135,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = Tape()
         self.error: NoSecantError | None = None
-        self._norm = norm
+        self._norm = Restraint(len(x)) if norm == "both" else norm
         self._dtype = x.dtype
         self._values: Any = WeakTensorKeyDictionary()
         self._memories: dict[int, _Memory] = {}

@@ -1045,40 +1045,99 @@ def _flash_attention(
 
 # How a norm's quotient is taken; see :func:`_norm`.
 Norm: TypeAlias = Literal["both", "line", "mean", "reference"]
-LINE = 2 / 3  # the weight of the line in "both"
 MOMENTS = 48  # nodes for integrals of single numbers, whose error does not matter: see :func:`_along_the_line`
+# How many times as large as by products of means all norms of an encoder together may make a change, at most, by
+# following their lines. Measured in docs/method.md, "Other exact maps".
+GROWTH = 3.0
 
 
-def _norm(pair: Pair, axes: int, eps: float, weight: Any, centred: bool, norm: Norm) -> Linear:
+class Restraint:
+    """How far the norms of a pass are followed along their lines: known when the last of them has been recorded.
+
+    A line makes a change larger than a product of means does, and norms one after another multiply this. If the growth
+    of all norms together is too much, each is a mean of both quotients, all with the same weights.
+    """
+
+    def __init__(self, points: int) -> None:
+        self._points = points
+        self._growths: list[Tensor] = []
+
+    def note(self, growth: Tensor) -> None:
+        """Take note of how much larger changes become by the line of one norm: of each point, over its tokens."""
+        if self._knows(growth):
+            self._growths.append(growth.flatten(1).mean(1).double())
+
+    def _knows(self, growth: Tensor) -> bool:
+        # What has another first axis, as in an encoder that puts all texts in a row, cannot be told apart by points.
+        return growth.ndim > 1 and len(growth) == self._points
+
+    def weight(self, like: Tensor) -> Tensor | float:
+        """Return the weight of the line, to be multiplied with a tensor that has the shape of a norm's growth."""
+        if not self._knows(like):
+            return ALONE
+        total = torch.stack(self._growths).log().sum(0).clamp_min(1e-9)
+        weight = (math.log(GROWTH) / total).clamp_max(1.0).to(like.dtype)
+        return weight.view(-1, *[1] * (like.ndim - 1))
+
+
+ALONE = 2 / 3  # the weight of the line where it cannot be measured
+
+
+@dataclass
+class _Quotient:
+    """The parts of a norm's quotient: ``scale · change + first · (c_r · change) + second · (d · change)``."""
+
+    scale: Tensor
+    first: Tensor
+    second: Tensor
+    line: tuple[Tensor, Tensor, Tensor] | None = None  # to be mixed with, by ...
+    restraint: Restraint | None = None
+    factor: Any = None  # the norm's weight
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        if self.line is not None and self.restraint is not None:
+            weight = self.restraint.weight(self.scale)
+            own = (self.scale, self.first, self.second)
+            self.scale, self.first, self.second = (p + (q - p) * weight for p, q in zip(own, self.line, strict=True))
+            self.line = None
+        if self.factor is not None:
+            self.scale, self.first, self.second = (p * self.factor for p in (self.scale, self.first, self.second))
+            self.factor = None
+        return self.scale, self.first, self.second
+
+
+def _norm(pair: Pair, axes: int, eps: float, weight: Any, centred: bool, norm: Norm | Restraint) -> Linear:
     """Divide by a standard deviation, or a root of the mean square, over the last axes.
 
     A norm c · i, of (centred) numbers c and i = 1 / √(mean c² + ε), has several exact quotients. Its factors may be
     taken at the "mean" of both points, or i at the "reference" and c at the input; its Jacobian may be averaged along
-    the "line" between the points; and "both" is a mean of the first and the last. All of them have the form
+    the "line" between the points; and a restraint mixes the first and the last. All of them have the form
     scale · change + first · (c_r · change) + second · (d · change), where d = c_x − c_r.
     """
     dims, count = tuple(range(-axes, 0)), math.prod(pair.shape[-axes:])
     c_x, c_r = (value - value.mean(dims, keepdim=True) if centred else value for value in (pair.x, pair.r))
     d = c_x - c_r
-    if norm == "line":
-        scale, first, second = _along_the_line(c_x, c_r, eps, dims)
+    line = _along_the_line(c_x, c_r, eps, dims) if norm == "line" or isinstance(norm, Restraint) else None
+    if norm == "line" and line is not None:
+        quotient = _Quotient(*line, factor=weight)
     else:
         i_x, i_r = (torch.rsqrt((c * c).mean(dims, keepdim=True) + eps) for c in (c_x, c_r))
         scale, c = (i_r, c_x) if norm == "reference" else (torch.lerp(i_x, i_r, 0.5), torch.lerp(c_x, c_r, 0.5))
         second = c * -((i_x * i_r) ** 2) / ((i_x + i_r) * count)  # the variance changes by (2 c_r + d) · change / count
-        first = 2 * second
-        if norm == "both":
-            line = _along_the_line(c_x, c_r, eps, dims)
-            scale, first, second = (torch.lerp(*each, LINE) for each in zip((scale, first, second), line, strict=True))
-    if weight is not None:
-        scale, first, second = scale * weight, first * weight, second * weight
+        quotient = _Quotient(scale, 2 * second, second, factor=weight)
+        if isinstance(norm, Restraint) and line is not None:
+            norm.note(line[0] / scale)
+            quotient.line, quotient.restraint = line, norm
 
     def push(t: Tensor) -> Tensor:
+        scale, first, second = quotient.parts
         change = t - t.mean(dims, keepdim=True) if centred else t
         change = (change * scale).addcmul_((t * c_r).sum(dims, keepdim=True), first)
         return change.addcmul_((t * d).sum(dims, keepdim=True), second)
 
     def pull(g: Tensor) -> Tensor:
+        scale, first, second = quotient.parts
         change = g * scale
         change = change - change.mean(dims, keepdim=True) if centred else change
         change = change.addcmul_((g * first).sum(dims, keepdim=True), c_r)
@@ -1115,7 +1174,7 @@ def _along_the_line(c_x: Tensor, c_r: Tensor, eps: float, dims: tuple[int, ...])
 
 @rule("native_layer_norm")
 def _layer_norm(
-    out: Any, pair: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float, norm: Norm = "both"
+    out: Any, pair: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float, norm: Norm | Restraint = "mean"
 ) -> list[Linear | None]:
     _fixed("weight", weight, bias)
     return [_norm(pair, len(shape), eps, weight, True, norm), None, None]
@@ -1123,14 +1182,23 @@ def _layer_norm(
 
 @rule("native_group_norm")
 def _group_norm(
-    out: Any, pair: Any, weight: Any, bias: Any, batch: int, channels: int, _size: int, groups: int, eps: float
+    out: Any,
+    pair: Any,
+    weight: Any,
+    bias: Any,
+    batch: int,
+    channels: int,
+    _size: int,
+    groups: int,
+    eps: float,
+    norm: Norm | Restraint = "mean",
 ) -> list[Linear | None]:
     _fixed("weight", weight, bias)
     shape, before = (batch, groups, -1), pair.shape
     rows = Pair(pair.x.reshape(shape), pair.r.reshape(shape), pair.number)
     factor = torch.ones(channels, 1).to(pair.x) if weight is None else weight.view(-1, 1)
     factor = factor.expand(channels, rows.x[0].numel() // channels).reshape(groups, -1)
-    inner = _norm(rows, 1, eps, factor, True, "both")
+    inner = _norm(rows, 1, eps, factor, True, norm)
     push, pull = inner.push, inner.pull
     normed = _one(
         pair,
@@ -1148,7 +1216,7 @@ def _rms_norm(out: Any, pair: Any, shape: Sequence[int], weight: Any, eps: float
     return [_norm(pair, len(shape), eps, weight, False, "mean"), None]
 
 
-NORMS = ("native_layer_norm",)  # whose rules can be told how to take the quotient
+NORMS = ("native_layer_norm", "native_group_norm")  # whose rules can be told how to take the quotient
 
 
 def _variance(pair: Pair, dim: Any, correction: float, shape: Sequence[int]) -> Linear:
