@@ -7,6 +7,8 @@ import torch
 
 from conftest import real_model
 from whymatch import Explainer, policy
+from whymatch.paths import secant_rules
+from whymatch.paths.secant import NoSecantError
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
 
@@ -20,15 +22,15 @@ def roughen(model, block: int):
     return model
 
 
-def test_the_defaults_go_block_by_block_from_the_input_of_a_smooth_model(load):
+def test_the_defaults_go_from_the_input_of_a_smooth_model_by_operations(load):
     why = Explainer(load()).explain(*PAIR)
-    assert (why.settings.layer, why.settings.path) == (0, "relay")
+    assert (why.settings.layer, why.settings.path) == (0, "secant")
     assert why.relative_error <= 1e-3
 
 
 def test_fast_goes_through_the_last_block_only(load):
     explainer = Explainer(load(), detail="fast")
-    assert (explainer.settings.layer, explainer.settings.path) == (2, "relay")
+    assert (explainer.settings.layer, explainer.settings.path) == (2, "secant")
     assert Explainer(load()).at_detail("fast").settings == explainer.settings
 
 
@@ -36,6 +38,23 @@ def test_fine_begins_after_the_last_rough_block(load):
     assert Explainer(roughen(load(), 1)).settings.layer == 2
     assert Explainer(roughen(load(), 0)).settings.layer == 1
     assert Explainer(roughen(load(), 2)).settings.layer == 2  # some block has to be gone through
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5", "nomic-bert", "modernbert"])
+def test_a_model_with_gates_or_with_norms_that_are_written_out_is_explained_block_by_block(load, kind):
+    assert Explainer(load(kind)).settings.path == "relay"
+
+
+def test_a_model_without_a_secant_is_explained_block_by_block(load, monkeypatch):
+    model = load()
+    monkeypatch.delitem(secant_rules.RULES, "gelu")
+    with torch.no_grad():
+        model[0].model.embeddings.word_embeddings.weight *= 1.02  # a model that no other test has looked at
+    explainer = Explainer(model)
+    assert explainer.settings.path == "relay"
+    assert explainer.explain(*PAIR).relative_error <= 1e-3
+    with pytest.raises(NoSecantError, match=r"aten\.gelu has no exact secant"):
+        Explainer(model, path="secant").explain(*PAIR)
 
 
 def test_a_layer_that_is_given_stays(load):

@@ -447,7 +447,7 @@ def test_group_norm():
     x, r = ends(2, 4, 3)
     weight = torch.arange(1.0, 5, dtype=DOUBLE)
     matrix = secant(lambda v: F.group_norm(v, 2, weight, weight, 1e-3), x, r).reshape(2, 4, 3, 2, 4, 3)
-    expected = slow_norm_secant(x[1, 2:].flatten().tolist(), r[1, 2:].flatten().tolist(), 1e-3, True)
+    expected = slow_norm_secant(x[1, 2:].flatten().tolist(), r[1, 2:].flatten().tolist(), 1e-3, True, "line")
     expected = expected.reshape(2, 3, 2, 3) * np.array([3, 4])[:, None, None, None]
     np.testing.assert_allclose(matrix[1, 2:, :, 1, 2:], expected)
 

@@ -57,8 +57,9 @@ class Explainer(SearchMixin):
             block, each along its own line: it needs fewer nodes, and converges where a single line does not;
             ``"relay-2"`` and ``"relay-3"`` take two or three blocks at a time. ``"secant"`` takes the difference
             quotient of each operation: one pass, no nodes, exact with ReLU and max pooling too, but it depends on how
-            the model is written. None is ``"relay"``, or ``"straight"`` where the paper's own sum is asked for, by
-            ``steps``, ``rule`` or ``fold_reference=False``.
+            the model is written. None is ``"secant"`` for models with LayerNorms and without gates and ``"relay"`` for
+            others, or ``"straight"`` where the paper's own sum is asked for, by ``steps``, ``rule`` or
+            ``fold_reference=False``.
         special: ``"keep"`` leaves what special and prompt tokens contribute with them. ``"share"`` moves it to the
             tokens from which they gathered it up to the layer: the sum stays the same, and ``Side.moved`` says how much
             was moved. At the input they have gathered nothing from the text, so there is nothing to share.
@@ -174,10 +175,14 @@ class Explainer(SearchMixin):
             least_tolerance=_least_tolerance(encoder),
             blocks=names,
             trust_remote_code=trust_remote_code,
-            path=path or policy.choose_path(encoder, steps is not None or rule != "gauss" or not fold_reference),
+            path=path or "relay",
             special=special,
         )
         self._method = Method(encoder, reference, 0 if layer is None else layer, settings)
+        if path is None:
+            paper = steps is not None or rule != "gauss" or not fold_reference
+            settings = replace(settings, path=policy.choose_path(self._method, paper))
+            self._method = replace(self._method, settings=settings)
         self._layer_given = layer is not None
         if layer is None:
             self._method = self.at_detail(detail)._method

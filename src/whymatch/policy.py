@@ -1,10 +1,13 @@
 """The default layer and path: the one place that decides where an encoder is cut and which path is taken.
 
-``fine`` is for a pair that somebody looks at closely, ``fast`` for passages and for many texts. Both go block by block
-(``path="relay"``). They differ in how many blocks they go through, and that depends on the model. A block is *rough* if
-its hidden states move in steep steps along its own line. Such a block needs many nodes, and explanations that begin
-below it, though exact, predict the model less well. So ``fine`` begins after the last rough block. Plain passes over a
-few sentences tell which blocks are rough.
+The path is ``"secant"`` for encoders of the kind of BERT, with LayerNorms and without gates: there it is as true as a
+relay, which goes block by block, and several times cheaper. Elsewhere, and where an operation has no secant, it is
+``"relay"``.
+
+``fine`` is for a pair that somebody looks at closely, ``fast`` for passages and for many texts. They differ in how many
+blocks they go through, and that depends on the model. A block is *rough* if its hidden states move in steep steps along
+its own line. Explanations that begin below such a block, though exact, predict the model less well. So ``fine`` begins
+after the last rough block. Plain passes over a few sentences tell which blocks are rough.
 
 The measurements behind this are in docs/method.md, "Which map, and where".
 """
@@ -14,14 +17,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from whymatch.encoders.encoder import Encoder
+import torch
+
 from whymatch.encoders.identity import identity
 from whymatch.method import Method
+from whymatch.paths.secant import GATE, NoSecantError
 from whymatch.progress import stages
 from whymatch.reading.inputs import EncodeOptions, Request, TokenSource
 from whymatch.settings import DETAILS
 
-PATH = "relay"
+# A norm whose secant is true, and operations of encoders whose secants are less true, or have not been measured: gates,
+# and norms that are written out.
+NORM, DOUBTFUL = "native_layer_norm", {GATE, "rsqrt", "_fused_rms_norm"}
 
 # A path that needs more nodes than this for this tolerance is rough.
 ROUGH, TOLERANCE = 36, 1e-3
@@ -35,6 +42,9 @@ SENTENCES = (
 # The first layer after the last rough block, for each model and its settings.
 _first_smooth: dict[Hashable, int] = {}
 
+# Whether the secant is the path to take, for each model and its settings.
+_suits_secant: dict[Hashable, bool] = {}
+
 
 def check_detail(detail: str) -> str:
     """Return the level of detail if it is known; otherwise raise an error that lists the known ones."""
@@ -43,9 +53,29 @@ def check_detail(detail: str) -> str:
     return detail
 
 
-def choose_path(encoder: Encoder, wants_paper: bool) -> str:
+def choose_path(method: Method, wants_paper: bool) -> str:
     """Return the default path: the paper's own where its sum is asked for, or where no other is possible."""
-    return "straight" if wants_paper or encoder.uses_all_layers else PATH
+    if wants_paper or method.encoder.uses_all_layers:
+        return "straight"
+    key = _key(method)
+    if key not in _suits_secant:
+        _suits_secant[key] = suits_secant(method)
+    return "secant" if _suits_secant[key] else "relay"
+
+
+def suits_secant(method: Method) -> bool:
+    """Whether the encoder has a secant that is exact, of operations for which it is as true as other paths."""
+    if "text" not in method.encoder.model.modalities:
+        return False
+    whole = replace(method, layer=0, settings=replace(method.settings, path="secant", layer=0))
+    try:
+        (source, *_) = _read_those_that_fit(whole, _requests(whole))
+        integral = whole.follow([source], whole.cut(source.input))
+        integral.pull_along(0, torch.ones_like(integral.end[:1]))
+        operations = integral.secant_operations()
+    except (ArithmeticError, NoSecantError, RuntimeError):
+        return False
+    return NORM in operations and not operations & DOUBTFUL
 
 
 def choose_layer(method: Method, detail: str) -> int:
@@ -60,12 +90,20 @@ def choose_layer(method: Method, detail: str) -> int:
 
 def first_smooth_layer(method: Method) -> int:
     """Return the shallowest layer whose path is smooth; remembered until the model changes."""
-    encoder = method.encoder
-    key = (identity(encoder.model), encoder.name, method.settings.blocks, method.reference, method.settings.path)
+    key = (*_key(method), method.settings.path)
     if key not in _first_smooth:
-        options = EncodeOptions("query") if encoder.asymmetric else EncodeOptions()
-        _first_smooth[key] = shallowest_smooth(method, [Request(text, options) for text in SENTENCES])
+        _first_smooth[key] = shallowest_smooth(method, _requests(method))
     return _first_smooth[key]
+
+
+def _key(method: Method) -> tuple[Hashable, ...]:
+    encoder = method.encoder
+    return identity(encoder.model), encoder.name, method.settings.blocks, method.reference
+
+
+def _requests(method: Method) -> list[Request]:
+    options = EncodeOptions("query") if method.encoder.asymmetric else EncodeOptions()
+    return [Request(text, options) for text in SENTENCES]
 
 
 def shallowest_smooth(method: Method, requests: Sequence[Request]) -> int:
@@ -74,7 +112,7 @@ def shallowest_smooth(method: Method, requests: Sequence[Request]) -> int:
     A secant, which needs no nodes, begins where a relay would.
     """
     layers = method.encoder.num_layers
-    path = PATH if method.settings.path == "secant" else method.settings.path
+    path = "relay" if method.settings.path == "secant" else method.settings.path
     settings = replace(method.settings, path=path, rule="gauss", steps=None, tolerance=TOLERANCE)
     sources = _read_those_that_fit(method, requests)
     looks = [(layer, source) for layer in reversed(range(layers)) for source in sources]

@@ -90,9 +90,9 @@ PathOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--path",
-        help="straight (the paper's), relay (block by block), relay-2, relay-3 or secant (by operations).",
-        show_default="relay",
-        autocompletion=offer("relay", "relay-2", "relay-3", "secant", "straight"),
+        help="secant (by operations), relay (block by block), relay-2, relay-3 or straight (the paper's).",
+        show_default="secant for encoders like BERT, relay for others",
+        autocompletion=offer("secant", "relay", "relay-2", "relay-3", "straight"),
     ),
 ]
 Detail: TypeAlias = Annotated[

@@ -249,6 +249,10 @@ class Integral:
         self._last_map = relay = Relay(maps, [segment.change for segment in self.segments])
         return relay
 
+    def secant_operations(self) -> frozenset[str]:
+        """Return the names of the operations from the inputs to the embeddings; see :class:`SecantMap`."""
+        return SecantMap(self._only_segment().paths).operations()
+
     def last_map(self, owner: Tensor) -> LinearMap:
         """Return the map that was used last, with other groups than those of the paths; see :class:`Paths`."""
         if isinstance(self._last_map, SecantMap):

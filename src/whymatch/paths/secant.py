@@ -36,6 +36,9 @@ ADVICE = 'path="relay" and path="straight" need derivatives alone'
 # Products of matrices, which do not accept two precisions.
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "linear", "convolution")
 
+# What a product of two tensors that both depend on the input is called among the operations: a gate, in most encoders.
+GATE = "mul of two"
+
 # Operations whose maps keep nothing of their constant arguments.
 READS = ("add", "sub", "rsub", "cat", "stack", "copy", "index_put")
 
@@ -134,6 +137,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, x: Tensor, r: Tensor, norm: Norm) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = Tape()
+        self.operations: set[str] = set()
         self.error: NoSecantError | None = None
         self._norm = Restraint(len(x)) if norm == "both" else norm
         self._dtype = x.dtype
@@ -197,11 +201,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation at both points, and write its map to the tape."""
         name = func._schema.name.removeprefix("aten::")
+        self.operations.add(name)
         if name == "_to_copy":
             kwargs = self._without_rounding(args[0], kwargs)
         elif name in PRODUCTS:
             args = self._promote(args)
         known = {id(tensor): self._find(tensor) for tensor in _tensors(args, kwargs)}
+        if name == "mul" and sum(value is not None for value in known.values()) > 1:
+            self.operations.add(GATE)
 
         def at_r(tensor: Tensor) -> Tensor:
             value = known[id(tensor)]
@@ -380,6 +387,7 @@ class Recorded:
     tape: Tape | None  # None: the function's value is the same at both
     x: Tensor  # (points, *values)
     r: Tensor
+    operations: frozenset[str]  # the names of those that depend on the input
 
 
 def record(function: Callable[[Tensor], Tensor], x: Tensor, r: Tensor, norm: Norm = "both") -> Recorded:
@@ -400,7 +408,8 @@ def record(function: Callable[[Tensor], Tensor], x: Tensor, r: Tensor, norm: Nor
                 raise recorder.error from None
             raise
         pair = recorder.finish(out)
-    return Recorded(None, out, out) if pair is None else Recorded(recorder.tape, pair.x, pair.r)
+    operations = frozenset(recorder.operations)
+    return Recorded(None, out, out, operations) if pair is None else Recorded(recorder.tape, pair.x, pair.r, operations)
 
 
 @dataclass(frozen=True)
@@ -422,6 +431,14 @@ class SecantMap:
     change: Tensor | None = None
     norm: Norm = "both"
     which: Sequence[int] | None = None
+
+    def operations(self) -> frozenset[str]:
+        """Return the names of the operations between the inputs and their embeddings, and GATE if there is one.
+
+        Raises:
+            NoSecantError: one of them has no exact difference quotient.
+        """
+        return frozenset(name for _, recorded, _, _ in self._recorded(1) for name in recorded.operations)
 
     def push(self, groups: Tensor) -> Product:
         """Apply the map to x − r restricted to groups: (tangents, inputs) -> (inputs, tangents, embedding)."""
