@@ -34,23 +34,24 @@ QUERY = "how do i cancel a ticket that i paid twice"  # ten words
 PASSAGE_WORDS = 250
 RESULTS = Path(__file__).parent / "results/deep.json"
 
-# The ways of each model: what they are called, and what the explainer is given.
-ALWAYS: dict[str, dict[str, Any]] = {"fine": {}, "fast": {"detail": "fast"}}
-SHALLOW = ALWAYS | {
-    "straight 0": {"path": "straight", "layer": 0},
-    "secant 0": {"path": "secant", "layer": 0},
-    "secant 5": {"path": "secant", "layer": 5},
+# The ways of each model: what they are called, what the explainer is given, and the longest pair, in tokens, for which
+# they are not too dear.
+ANY = max(TURNS)
+Ways = dict[str, tuple[dict[str, Any], int]]
+ALWAYS: Ways = {"fine": ({}, ANY), "fast": ({"detail": "fast"}, ANY)}
+SHALLOW: Ways = ALWAYS | {
+    "straight 0": ({"path": "straight", "layer": 0}, 32),
+    "relay 0": ({"path": "relay", "layer": 0}, ANY),
+    "relay 5": ({"path": "relay", "layer": 5}, ANY),
 }
-DEEP = ALWAYS | {
-    "straight 9": {"path": "straight", "layer": 9},
-    "straight 11": {"path": "straight", "layer": 11},
-    "secant 0": {"path": "secant", "layer": 0},
-    "secant 10": {"path": "secant", "layer": 10},
-    "secant 11": {"path": "secant", "layer": 11},
-    "relay 0": {"path": "relay", "layer": 0},
+DEEP: Ways = ALWAYS | {
+    "straight 9": ({"path": "straight", "layer": 9}, 16),
+    "straight 11": ({"path": "straight", "layer": 11}, ANY),
+    "secant 0": ({"path": "secant", "layer": 0}, ANY),
+    "relay 10": ({"path": "relay", "layer": 10}, ANY),
+    "relay 11": ({"path": "relay", "layer": 11}, ANY),
+    "relay 0": ({"path": "relay", "layer": 0}, 8),
 }
-# Too dear for long texts: a pair of so many tokens is the longest that is run.
-LONGEST = {"relay 0": 8, "straight 9": 16, "straight 0": 32}
 PAPER_LAYERS = (9, 11)
 PAPER_PASSES = 32  # of the 768 backward passes that the paper's algorithm makes at every node, timed
 
@@ -91,14 +92,14 @@ def floor_of(why: Any, seconds: list[float], layers: int) -> float:
     return total
 
 
-def measure_pairs(model: Any, ways: dict[str, dict[str, Any]], layers: int) -> list[dict[str, Any]]:
-    explainers = {name: Explainer(model, **given) for name, given in ways.items()}
+def measure_pairs(model: Any, ways: Ways, layers: int) -> list[dict[str, Any]]:
+    explainers = {name: Explainer(model, **given) for name, (given, _) in ways.items()}
     rows = []
     for tokens, turns in TURNS.items():
         pair = PAIRS.get(tokens) or (of_length(model, tokens), of_length(model, tokens, WORDS[::-1]))
         runs: dict[str, Callable[[], Any]] = {"encode": partial(model.encode, list(pair))}
         for name, explainer in explainers.items():
-            if tokens <= LONGEST.get(name, tokens):
+            if tokens <= ways[name][1]:
                 runs[name] = partial(explainer.explain, *pair)
         results = take_turns(runs, turns)
         encode = results.pop("encode")[0]
@@ -125,15 +126,15 @@ def measure_passage(model: Any) -> dict[str, Any]:
     """Time a query of ten words against a passage of 250, at ``fast``: the matrix, the highlights and the sentences."""
     words = " ".join(text for pair in PAIRS.values() for text in pair).split() * 4
     passage = " ".join(words[:PASSAGE_WORDS])
-    fast, secant = Explainer(model, detail="fast"), Explainer(model, layer=-2, path="secant")
+    fast, relay = Explainer(model, detail="fast"), Explainer(model, layer=-2, path="relay")
     results = take_turns(
         {
             "encode": lambda: model.encode(passage),
             "matrix": lambda: fast.explain(QUERY, passage),
             "highlight": lambda: fast.highlight(QUERY, passage),
             "sentences": lambda: fast.explain(QUERY, passage, groups=(None, "sentences")),
-            "secant_matrix": lambda: secant.explain(QUERY, passage),
-            "secant_highlight": lambda: secant.highlight(QUERY, passage),
+            "relay_matrix": lambda: relay.explain(QUERY, passage),
+            "relay_highlight": lambda: relay.highlight(QUERY, passage),
         },
         turns=3,
     )

@@ -302,7 +302,7 @@ def slow_norm_secant(x, r, eps, centred, norm="both", share=2 / 3):
         return share * line + (1 - share) * mean
     n = len(x)
     if norm == "line":
-        nodes, weights = np.polynomial.legendre.leggauss(200)
+        nodes, weights = np.polynomial.legendre.leggauss(80)
         matrix = np.zeros((n, n))
         for node, weight in zip(nodes / 2 + 0.5, weights / 2, strict=True):
             point = torch.tensor([v + node * (u - v) for u, v in zip(x, r, strict=True)], dtype=DOUBLE)
@@ -324,7 +324,7 @@ def slow_norm_secant(x, r, eps, centred, norm="both", share=2 / 3):
 
 def slow_growth(x, r, eps):
     """How much larger a norm's mean factor along the line is than the mean of those at its ends."""
-    nodes, weights = np.polynomial.legendre.leggauss(200)
+    nodes, weights = np.polynomial.legendre.leggauss(80)
     factors = [1 / math.sqrt((r + t * (x - r)).var() + eps) for t in (*(nodes / 2 + 0.5), 0, 1)]
     return weights @ factors[:-2] / sum(factors[-2:])
 
