@@ -120,9 +120,13 @@ UNDERIVED = (
 def test_operations_without_a_derivative_are_named(load, kind):
     model = load(kind)
     with pytest.raises(RuntimeError, match=UNDERIVED + ".*layer=-1 explains its last block's output") as error:
-        Explainer(model, layer=1).explain(*PAIR)
+        Explainer(model, layer=1, path="relay").explain(*PAIR)
     assert error.value.__cause__ is not None
-    assert Explainer(model, layer=-1).explain(*PAIR).relative_error <= 1e-3
+    assert Explainer(model, layer=-1, path="relay").explain(*PAIR).relative_error <= 1e-3
+
+
+def test_a_secant_needs_no_derivatives(load):
+    assert Explainer(load("mra")).explain(*PAIR).relative_error <= 1e-5
 
 
 def test_a_model_that_does_not_run_here_is_named(load):

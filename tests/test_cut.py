@@ -11,7 +11,7 @@ import torch
 from whymatch import Explainer, method
 from whymatch.encoders.cut import Cut, EncoderError, copy_tree, model_code
 from whymatch.encoders.encoder import Encoder
-from whymatch.paths import derivatives, integrate, jacobian
+from whymatch.paths import derivatives, integrate, jacobian, secant
 from whymatch.reading.inputs import EncodeOptions, batched
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
@@ -92,22 +92,23 @@ def test_a_text_that_the_model_has_embedded_does_not_run_again(load, kind, monke
         return states
 
     monkeypatch.setattr(Cut, "head", count)
-    why = Explainer(model, layer=1).explain(*PAIR)
+    why = Explainer(model, layer=1, path="relay").explain(*PAIR)
     assert rows == ([2, 1, 2, 1, 2] if kind == "t5" else [2, 1, 1])  # the first of all is compared
     monkeypatch.setattr(method, "FEW", 0)
     rows.clear()
-    np.testing.assert_allclose(why.matrix, Explainer(model, layer=1).explain(*PAIR).matrix, atol=1e-5)
+    again = Explainer(model, layer=1, path="relay").explain(*PAIR)
+    np.testing.assert_allclose(why.matrix, again.matrix, atol=1e-5)
     assert rows == [2, 2]
 
 
 @pytest.mark.parametrize("stop", [RuntimeError("out of memory"), KeyboardInterrupt()])
-@pytest.mark.parametrize("where", ["head", "values", "jvp", "vjp"])
+@pytest.mark.parametrize("where", ["head", "values", "jvp", "vjp", "record"])
 def test_the_model_is_untouched_after_an_exception(load, monkeypatch, stop, where):
-    """Stopped in the encoder's run, in the probe, and amid forward and reverse derivatives, with the lock held."""
+    """Stopped in the encoder's run, in the probe, and amid derivatives and secants, with the lock held."""
     model = load()
     embedded = model.encode(list(PAIR))
     before = state(model)
-    explainer = Explainer(model)
+    explainer = Explainer(model, path="secant" if where == "record" else "relay")
     original = torch.nn.functional.layer_norm
     reached = []
 
@@ -123,7 +124,7 @@ def test_the_model_is_untouched_after_an_exception(load, monkeypatch, stop, wher
 
         return run
 
-    target = {"head": Cut, "values": integrate}.get(where, jacobian)
+    target = {"head": Cut, "values": integrate, "record": secant}.get(where, jacobian)
     monkeypatch.setattr(target, where, entered(getattr(target, where)))
     monkeypatch.setattr(derivatives, "layer_norm", layer_norm)
     with pytest.raises(type(stop)):

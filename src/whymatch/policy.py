@@ -26,9 +26,9 @@ from whymatch.progress import stages
 from whymatch.reading.inputs import EncodeOptions, Request, TokenSource
 from whymatch.settings import DETAILS
 
-# A norm whose secant is true, and operations of encoders whose secants are less true, or have not been measured: gates,
-# and norms that are written out.
-NORM, DOUBTFUL = "native_layer_norm", {GATE, "rsqrt", "_fused_rms_norm"}
+# A norm whose secant is true; and operations of encoders whose secants are less true, have not been measured, or are
+# exact for some texts only: gates, norms that are written out, and memory that is read in windows.
+NORM, DOUBTFUL = "native_layer_norm", {GATE, "rsqrt", "_fused_rms_norm", "as_strided"}
 
 # A path that needs more nodes than this for this tolerance is rough.
 ROUGH, TOLERANCE = 36, 1e-3
@@ -68,11 +68,12 @@ def suits_secant(method: Method) -> bool:
     if "text" not in method.encoder.model.modalities:
         return False
     whole = replace(method, layer=0, settings=replace(method.settings, path="secant", layer=0))
+    operations: set[str] = set()
     try:
-        (source, *_) = _read_those_that_fit(whole, _requests(whole))
-        integral = whole.follow([source], whole.cut(source.input))
-        integral.pull_along(0, torch.ones_like(integral.end[:1]))
-        operations = integral.secant_operations()
+        for source in _read_those_that_fit(whole, _requests(whole)):
+            integral = whole.follow([source], whole.cut(source.input))
+            integral.pull_along(0, torch.ones_like(integral.end[:1]))
+            operations |= integral.secant_operations()
     except (ArithmeticError, NoSecantError, RuntimeError):
         return False
     return NORM in operations and not operations & DOUBTFUL

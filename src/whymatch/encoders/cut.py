@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whymatch.paths.derivatives import NAME, speed_up
+from whymatch.paths.derivatives import NAME, plain_pass, speed_up
 from whymatch.paths.jacobian import Lift, passes_at_once, plain_attention
 from whymatch.reading.inputs import Input
 from whymatch.words import quote
@@ -209,7 +209,7 @@ class Cut:
         for low in range(skip, len(some), size):
             self._calls, self._captured = 0, None
             try:
-                with torch.no_grad(), model_code(self._name, f"it runs up to layer {self._layer}"):
+                with torch.no_grad(), plain_pass(), model_code(self._name, f"it runs up to layer {self._layer}"):
                     part = _select(features, torch.arange(low, min(low + size, len(some))))
                     self._tree(self._cast(part), **self._options)
             except _Captured:

@@ -15,6 +15,8 @@ LayerNorm and of an activation compute for every tangent again what all of them 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -29,6 +31,23 @@ NAME = "whymatch"
 
 # The slice of the weights' derivatives that is worked on at once: what stays in a core's cache.
 SLICE_BYTES = 8 * 2**20
+
+_underived: ContextVar[bool] = ContextVar("underived", default=False)
+
+
+@contextmanager
+def plain_pass() -> Iterator[None]:
+    """Run layers as they are: passes of which no derivative is taken need not pay for offering one."""
+    before = _underived.set(True)
+    try:
+        yield
+    finally:
+        _underived.reset(before)
+
+
+def _run(function: Any, *args: Any) -> Tensor:
+    out: Tensor = function.forward(*args) if _underived.get() else function.apply(*args)
+    return out
 
 
 def register() -> None:
@@ -99,7 +118,7 @@ def attend(
     parts = [part for part in (attention_mask, position_bias) if part is not None]
     bias = sum(parts[1:], parts[0]) if parts else None
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out: Tensor = _Attention.apply(query, key, value, bias, scaling)  # type: ignore[no-untyped-call]
+    out = _run(_Attention, query, key, value, bias, scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -376,22 +395,19 @@ def speed_up(tree: nn.Module) -> None:
         if type(module) is nn.Linear:
 
             def forward(x: Tensor, module: nn.Linear = module) -> Tensor:
-                out: Tensor = _Linear.apply(x, module.weight, module.bias)  # type: ignore[no-untyped-call]
-                return out
+                return _run(_Linear, x, module.weight, module.bias)
 
             module.forward = forward  # type: ignore
         elif type(module) is nn.LayerNorm and len(module.normalized_shape) == 1:
 
             def normalize(x: Tensor, module: nn.LayerNorm = module) -> Tensor:
-                out: Tensor = _LayerNorm.apply(x, module.weight, module.bias, module.eps)  # type: ignore
-                return out
+                return _run(_LayerNorm, x, module.weight, module.bias, module.eps)
 
             module.forward = normalize  # type: ignore
         elif type(module) in POINTWISE or type(module).__module__ == "transformers.activations":
 
             def activate(x: Tensor, act: Callable[[Tensor], Tensor] = module.forward) -> Tensor:
-                out: Tensor = _Pointwise.apply(x, act)  # type: ignore[no-untyped-call]
-                return out
+                return _run(_Pointwise, x, act)
 
             module.forward = activate
         elif _writes_attention_out(module):

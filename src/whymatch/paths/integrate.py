@@ -156,23 +156,24 @@ class Integral:
     def _ends(self, paths: Paths, lift: Lift | None, normalizes: bool, dimensions: int | None) -> Segment:
         """Run a segment at the ends of its lines, and check that it does not jump where they begin."""
         count, tail = len(paths), paths.tail
-        ends = np.array([0.0, NEAR, 1.0])
+        # A secant does not see what is between its ends.
+        ends = np.array([0.0, 1.0] if self._settings.path == "secant" else [0.0, NEAR, 1.0])
         points = values(paths.lifted(lift), Nodes.of([(ends, ends)] * count, paths.start))
-        points = points.view(count, 3, *points.shape[1:])
+        points = points.view(count, len(ends), *points.shape[1:])
         self._check_finite(to_numpy(points.flatten(1).sum(1)))
         tiny = torch.finfo(points.dtype).tiny
         if points.ndim == 3 and (normalizes or dimensions is not None):
-            scale = 1 / points[:, 2].norm(dim=1).clamp_min(tiny) if normalizes else torch.ones_like(points[:, 0, 0])
+            scale = 1 / points[:, -1].norm(dim=1).clamp_min(tiny) if normalizes else torch.ones_like(points[:, 0, 0])
             points = (points * scale[:, None, None])[..., :dimensions]
 
             def scaled(x: Tensor, number: Tensor) -> Tensor:
                 return tail(x, number)[..., :dimensions] * scale[number][:, None]
 
             paths = replace(paths, tail=scaled)
-        start, near, end = points.unbind(1)
+        start, near, end = points[:, 0], points[:, -2], points[:, -1]
         lengths = end.flatten(1).norm(dim=1).clamp_min(tiny)
         for i, jump in enumerate(((near - start).flatten(1).norm(dim=1) / lengths).tolist()):
-            if jump > JUMP and self._settings.path != "secant":  # a secant does not see what is between its ends
+            if jump > JUMP and len(ends) == 3:
                 reason = f"the embedding jumps by {jump:.0%} where the path begins, as a LayerNorm of zero vectors does"
                 raise self._cannot_integrate(i, reason)
         return Segment(paths, lift, start, end)

@@ -33,6 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear
 
 from whymatch import progress
+from whymatch.paths.derivatives import plain_pass
 from whymatch.quadrature import Floats
 
 # Forward-mode AD keeps its nesting level in process-wide state, so two threads may not differentiate at once.
@@ -197,7 +198,7 @@ class Nodes:
 
 def values(paths: Paths, nodes: Nodes, reduce: Callable[[Tensor], Tensor] = lambda value: value) -> Tensor:
     """Return ``reduce`` of the tail's value at every node (points, …), without derivatives."""
-    with torch.no_grad():
+    with torch.no_grad(), plain_pass():
         pieces = (n for n, _ in nodes.chunks(paths.room))
         return torch.cat([reduce(paths.tail(paths.at(n.alpha, n.number), n.number)) for n in pieces])
 

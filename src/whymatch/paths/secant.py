@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from whymatch import progress
+from whymatch.paths.derivatives import plain_pass
 from whymatch.paths.jacobian import LOCK, Paths, Product
 from whymatch.paths.secant_rules import BLANK, NORMS, RULES, Linear, Norm, NoRule, Pair, Restraint, put, take
 
@@ -398,7 +399,7 @@ def record(function: Callable[[Tensor], Tensor], x: Tensor, r: Tensor, norm: Nor
     """
     x, r = x.detach().clone(), r.detach().clone()
     recorder = _Recorder(x, r, norm)
-    with LOCK, torch.no_grad():
+    with LOCK, torch.no_grad(), plain_pass():
         try:
             with recorder:
                 out = function(x)
