@@ -77,7 +77,7 @@ def test_a_sentence_costs_a_tangent(load, monkeypatch):
     widths = []
     push = IntegratedJacobian.push
     monkeypatch.setattr(IntegratedJacobian, "push", lambda *args: (widths.append(args[2]), push(*args))[1])
-    explainer = Explainer(load(), layer=0)
+    explainer = Explainer(load(), layer=0, path="relay")
     explainer.decompose([TEXT], groups="sentences")
     assert widths[0] == 3
 

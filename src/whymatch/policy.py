@@ -74,8 +74,8 @@ def suits_secant(method: Method) -> bool:
             integral = whole.follow([source], whole.cut(source.input))
             integral.pull_along(0, torch.ones_like(integral.end[:1]))
             operations |= integral.secant_operations()
-    except (ArithmeticError, NoSecantError, RuntimeError):
-        return False
+    except (ArithmeticError, NoSecantError, RuntimeError, ValueError):
+        return False  # what is wrong with a reference is said where the user's own texts meet it
     return NORM in operations and not operations & DOUBTFUL
 
 

@@ -41,7 +41,7 @@ def identity(model: SentenceTransformer) -> str:
     It is the same in every process, and with every version of the libraries. It is computed once per model object, and
     again after a weight or a setting has changed.
     """
-    settings = json.dumps(_settings(model), sort_keys=True, default=str)
+    settings = json.dumps(_with_names(_settings(model)), sort_keys=True, default=str)
     state = (settings, _weights_state(model))
     known = _known.get(model)
     if known is None or known[0] != state:
@@ -67,6 +67,13 @@ def _settings(model: Any) -> dict[str, Any]:
         "prompts": {name: prompt for name, prompt in model.prompts.items() if prompt},
         "default_prompt": model.default_prompt_name,
     }
+
+
+def _with_names(value: Any) -> Any:
+    """Make names of keys that JSON has none for, such as the pairs of task and modality of a router."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, (str, int, float)) else str(key): _with_names(v) for key, v in value.items()}
+    return [_with_names(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _module_settings(name: str, module: Any) -> Iterator[Any]:
