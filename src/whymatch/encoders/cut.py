@@ -7,6 +7,7 @@ differentiated. The model itself is never changed, so nothing has to be restored
 from __future__ import annotations
 
 import copy
+import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,6 +22,8 @@ from whymatch.paths.derivatives import NAME, plain_pass, speed_up
 from whymatch.paths.jacobian import Lift, passes_at_once, plain_attention
 from whymatch.reading.inputs import Input
 from whymatch.words import quote
+
+LARGE = 64 * 2**20  # bytes of weights whose copies in another precision must not pile up
 
 # What PyTorch says of operations that cannot be differentiated in the ways needed here.
 UNDERIVED = re.compile(r"setup_context|forward[ -](AD|mode)|functorch|vmap|batching rule|jvp", re.IGNORECASE)
@@ -90,6 +93,8 @@ class Cut:
         self.layers = tower.layers
         self.dtype = dtype
         self.device = torch.device(model.device)
+        if sum(weight.nbytes for weight in model.parameters() if weight.dtype != dtype) > LARGE:
+            gc.collect()  # earlier cuts that nobody uses are cycles, and each would hold a copy of the weights for long
         self._tree = copy_tree(model, cast, attention).eval()
         speed_up(self._tree)
         # The length of a normalized embedding depends on all tokens at once; the engine divides by it afterwards.
