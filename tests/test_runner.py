@@ -59,7 +59,7 @@ def test_a_tolerance_out_of_reach_is_one_warning_and_the_true_error(load, monkey
     from whymatch import quadrature
 
     monkeypatch.setitem(quadrature.RULES, "gauss", quadrature.Rule("gauss", quadrature.RULES["gauss"].order, 2))
-    explainer = Explainer(load(), tolerance=1e-5)
+    explainer = Explainer(load(), path="relay", tolerance=1e-5)
     with pytest.warns(
         ToleranceWarning, match=r"1 of 1 pairs miss tolerance=1e-05, .* at the bound of 2 nodes"
     ) as caught:
@@ -96,7 +96,7 @@ def test_progress_is_shown_on_request(load, capsys):
 def test_progress_is_one_for_the_whole_of_a_call_and_stops_even_the_probe(load):
     from whymatch import progress
 
-    explainer, seen = Explainer(load(), layer=0), []
+    explainer, seen = Explainer(load(), layer=0, path="relay"), []
     with progress.watching(lambda done, doing: seen.append((done, doing))):
         explainer.explain(*PAIR)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
