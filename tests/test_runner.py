@@ -64,7 +64,7 @@ def test_a_tolerance_out_of_reach_is_one_warning_and_the_true_error(load, monkey
         ToleranceWarning, match=r"1 of 1 pairs miss tolerance=1e-05, .* at the bound of 2 nodes"
     ) as caught:
         why = explainer.explain(*PAIR)
-    assert len(caught) == 1
+    assert sum(each.category is ToleranceWarning for each in caught) == 1  # PyTorch may have some of its own
     assert why.error > 1e-5
     assert why.error == pytest.approx(abs(why.score - why.matrix.sum()))
     with pytest.warns(ToleranceWarning, match=r"2 of 2 texts miss") as caught:
