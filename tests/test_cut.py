@@ -129,6 +129,7 @@ def test_the_model_is_untouched_after_an_exception(load, monkeypatch, stop, wher
     monkeypatch.setattr(derivatives, "layer_norm", layer_norm)
     with pytest.raises(type(stop)):
         explainer.explain(*PAIR)
+    assert not derivatives._underived.get()
     monkeypatch.undo()
     assert reached == [where]
     assert_same(before, state(model))

@@ -57,7 +57,7 @@ def test_a_function_is_handed_the_representation(load):
         seen.append(tuple(x.shape))
         return x / 2
 
-    why = Explainer(load(), layer=1, path="relay", reference=halved).explain(*PAIR)
+    why = Explainer(load(), layer=1, reference=halved).explain(*PAIR)
     assert seen == [(len(why.tokens_a), 16), (len(why.tokens_b), 16)]
     assert why.reference == "halved"
     with pytest.raises(ValueError, match=r"reference=<lambda> gives \(16,\); it is handed .* \(8, 16\)"):

@@ -57,26 +57,42 @@ def choose_path(method: Method, wants_paper: bool) -> str:
     """Return the default path: the paper's own where its sum is asked for, or where no other is possible."""
     if wants_paper or method.encoder.uses_all_layers:
         return "straight"
-    key = _key(method)
+    encoder = method.encoder
+    key = (identity(encoder.model), encoder.name, method.settings.blocks)
     if key not in _suits_secant:
-        _suits_secant[key] = suits_secant(method)
+        try:
+            _suits_secant[key] = suits_secant(method)
+        except RuntimeError:  # no memory, or the model's own code fails: what it says comes up again with the texts
+            return "relay"
     return "secant" if _suits_secant[key] else "relay"
 
 
+@torch.inference_mode(False)
 def suits_secant(method: Method) -> bool:
     """Whether the encoder has a secant that is exact, of operations for which it is as true as other paths."""
-    if "text" not in method.encoder.model.modalities:
+    encoder = method.encoder
+    if set(encoder.model.modalities) != {"text"}:
+        return False  # towers for pictures have not been measured
+    if not any(isinstance(module, torch.nn.LayerNorm) for module in encoder.model.modules()):
         return False
-    whole = replace(method, layer=0, settings=replace(method.settings, path="secant", layer=0))
+    # Which operations run does not depend on the reference, and a function is for the user's own texts.
+    reference = method.reference if isinstance(method.reference, str) else "pad"
+    settings = replace(method.settings, path="secant", layer=0)
+    whole = replace(method, layer=0, settings=settings, reference=reference)
+    tasks = ("query", "document") if encoder.asymmetric else (None,)
     operations: set[str] = set()
     try:
-        for source in _read_those_that_fit(whole, _requests(whole)):
-            integral = whole.follow([source], whole.cut(source.input))
-            integral.pull_along(0, torch.ones_like(integral.end[:1]))
-            operations |= integral.secant_operations()
-    except (ArithmeticError, NoSecantError, RuntimeError, ValueError):
-        return False  # what is wrong with a reference is said where the user's own texts meet it
-    return NORM in operations and not operations & DOUBTFUL
+        for task in tasks:
+            requests = [Request(text, EncodeOptions(task)) for text in SENTENCES]
+            for source in _read_those_that_fit(whole, requests):
+                integral = whole.follow([source], whole.cut(source.input))
+                integral.pull_along(0, torch.ones_like(integral.end[:1]))
+                operations |= integral.secant_operations()
+                if operations & DOUBTFUL:
+                    return False
+    except (ArithmeticError, NoSecantError, ValueError):
+        return False
+    return NORM in operations
 
 
 def choose_layer(method: Method, detail: str) -> int:

@@ -1065,7 +1065,7 @@ class Restraint:
     def note(self, growth: Tensor) -> None:
         """Take note of how much larger changes become by the line of one norm: of each point, over its tokens."""
         if self._knows(growth):
-            self._growths.append(growth.flatten(1).mean(1).double())
+            self._growths.append(growth.flatten(1).mean(1))
 
     def _knows(self, growth: Tensor) -> bool:
         # What has another first axis, as in an encoder that puts all texts in a row, cannot be told apart by points.
@@ -1098,8 +1098,8 @@ class _Quotient:
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         if self.line is not None and self.restraint is not None:
             weight = self.restraint.weight(self.scale)
-            own = (self.scale, self.first, self.second)
-            self.scale, self.first, self.second = (p + (q - p) * weight for p, q in zip(own, self.line, strict=True))
+            both = zip((self.scale, self.first, self.second), self.line, strict=True)
+            self.scale, self.first, self.second = (torch.lerp(p, q, weight) for p, q in both)
             self.line = None
         if self.factor is not None:
             self.scale, self.first, self.second = (p * self.factor for p in (self.scale, self.first, self.second))
