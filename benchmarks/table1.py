@@ -97,7 +97,7 @@ def main() -> None:
             [*others, {"recipe": name, "seed": seed, **measured}],
             key=lambda run: (order.index(run["recipe"]), run["seed"]),
         )
-        results["machine"] = machine()
+        results["machine"] = machine() | {"model": base}
         write_json(RESULTS, models, indent=1)
 
 
