@@ -32,7 +32,7 @@ LAYERS = {12: {7: 4, 9: 100, 11: None, 12: None}, 6: {3: None, 4: None, 5: None,
 SUMS = {12: {**dict.fromkeys(range(9), 6), **dict.fromkeys(range(9, 13), 50)}, 6: dict.fromkeys(range(7), 50)}
 SHOWN = {12: [7, 8, 9, 10, 11, 12], 6: list(range(7))}
 OF_LAYERS = ("distribution", "cumulative", "models", "pos", "failures", "agreement")
-FEW, CHANGED = 60, 60  # pairs and changes for several models, explained as whymatch does when nobody chooses
+FEW, CHANGED = 200, 60  # pairs and changes for several models, explained as whymatch does when nobody chooses
 
 
 def run_one(models: list[str], data: Path, out: Path, pairs: int) -> dict[str, Result]:

@@ -119,7 +119,7 @@ def run(experiment: Experiment) -> Result:
         each.axvline(0, color="0.6", linewidth=0.8)
         each.set_xlabel("part of the score (black: their sum, the mean score)")
         each.set_title(name, fontsize=9)
-    axes[0].legend(fontsize=7, loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="outside lower center", ncols=len(PARTS))
     compared = []
     table = [["model", "pairs", "", "overlap", "score", *PARTS]]
     for name, measured in numbers.items():

@@ -221,7 +221,7 @@ def run(experiment: Experiment) -> Result:
         each.invert_yaxis()
         each.set_xlabel("mean score")
         each.set_title(name, fontsize=9)
-    axes[0].legend(fontsize=7, loc="lower left")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="outside lower center", ncols=2)
     return Result(
         title="Negations and antonyms",
         notes=[

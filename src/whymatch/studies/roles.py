@@ -77,7 +77,8 @@ def run(experiment: Experiment) -> Result:
     for each, (name, values) in zip(axes, lifts.items(), strict=True):
         drawn = each.imshow(values, cmap="Oranges", vmin=0, vmax=largest)
         for (i, j), value in np.ndenumerate(values):
-            each.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7, color="0.2")
+            colour = "white" if value > 0.6 * largest else "0.2"
+            each.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7, color=colour)
         each.set_xticks(range(len(ROLES)), ROLES, rotation=60, ha="right", fontsize=7)
         each.set_yticks(range(len(ROLES)), ROLES, fontsize=7)
         each.set_title(name, fontsize=9)
