@@ -117,7 +117,7 @@ def run(experiment: Experiment) -> Result:
         each.set_yticks(range(len(groups)), [f"{key}: {group['pairs']}" for key, group in groups.items()], fontsize=7)
         each.invert_yaxis()
         each.axvline(0, color="0.6", linewidth=0.8)
-        each.set_xlabel("part of the score (black: their sum, the mean score)")
+        each.set_xlabel("part of the score (black: their sum)")
         each.set_title(name, fontsize=9)
     figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="outside lower center", ncols=len(PARTS))
     compared = []
