@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -425,7 +425,8 @@ class Experiment:
                 "rough": [self.rough_layers(subject) for subject in self.subjects],
             },
             "layer": lambda: {"layer": [self.inner_layer(subject) for subject in self.subjects]},
-            "usual": lambda: {"usual": [str(subject.usual.settings) for subject in self.subjects]},
+            # Where a model is stored says nothing about it.
+            "usual": lambda: {"usual": [str(replace(each.usual.settings, model=each.label)) for each in self.subjects]},
             "changes": lambda: {"changes": len(self.changes), "changes_sha256": _digest(self.changes)},
             "tagger": lambda: {"tagger": self.tagger.name},
             "parser": lambda: {"parser": self.parser.name},
