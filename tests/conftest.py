@@ -18,11 +18,14 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from tqdm import tqdm
 
 from whymatch.encoders.loading import packaged
 
 THREADS = torch.get_num_threads()
 torch.set_num_threads(1)  # tiny models only lose by more
+# tqdm's own lock is shared with forks, and one that is killed while it holds it would keep it for ever.
+tqdm.set_lock(threading.RLock())
 
 TEXTS = [
     "The coffee is not good.",
