@@ -1,8 +1,8 @@
 """The default layer and path: the one place that decides where an encoder is cut and which path is taken.
 
-The path is ``"secant"`` for encoders of the kind of BERT, with LayerNorms and without gates: there it is as true as a
-relay, which goes block by block, and several times cheaper. Elsewhere, and where an operation has no secant, it is
-``"relay"``.
+The path is ``"secant"`` for encoders of the kind of BERT, with LayerNorms and without gates: there it is about as
+true as a relay, which goes block by block, and several times cheaper. Elsewhere, and where an operation has no secant,
+it is ``"relay"``.
 
 ``fine`` is for a pair that somebody looks at closely, ``fast`` for passages and for many texts. They differ in how many
 blocks they go through, and that depends on the model. A block is *rough* if its hidden states move in steep steps along
@@ -83,8 +83,7 @@ def suits_secant(method: Method) -> bool:
     operations: set[str] = set()
     try:
         for task in tasks:
-            requests = [Request(text, EncodeOptions(task)) for text in SENTENCES]
-            for source in _read_those_that_fit(whole, requests):
+            for source in _read_those_that_fit(whole, _ask(task)):
                 integral = whole.follow([source], whole.cut(source.input))
                 integral.pull_along(0, torch.ones_like(integral.end[:1]))
                 operations |= integral.secant_operations()
@@ -107,20 +106,15 @@ def choose_layer(method: Method, detail: str) -> int:
 
 def first_smooth_layer(method: Method) -> int:
     """Return the shallowest layer whose path is smooth; remembered until the model changes."""
-    key = (*_key(method), method.settings.path)
+    encoder = method.encoder
+    key = (identity(encoder.model), encoder.name, method.settings.blocks, method.reference, method.settings.path)
     if key not in _first_smooth:
-        _first_smooth[key] = shallowest_smooth(method, _requests(method))
+        _first_smooth[key] = shallowest_smooth(method, _ask("query" if encoder.asymmetric else None))
     return _first_smooth[key]
 
 
-def _key(method: Method) -> tuple[Hashable, ...]:
-    encoder = method.encoder
-    return identity(encoder.model), encoder.name, method.settings.blocks, method.reference
-
-
-def _requests(method: Method) -> list[Request]:
-    options = EncodeOptions("query") if method.encoder.asymmetric else EncodeOptions()
-    return [Request(text, options) for text in SENTENCES]
+def _ask(task: str | None) -> list[Request]:
+    return [Request(text, EncodeOptions(task)) for text in SENTENCES]
 
 
 def shallowest_smooth(method: Method, requests: Sequence[Request]) -> int:
