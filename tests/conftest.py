@@ -190,9 +190,9 @@ def decomposed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     original = method.decompose
 
-    def decompose(integral, sources, settings, which=None, mode=None):
-        seen.extend(sources[i].side.text for i in (range(len(sources)) if which is None else which))
-        return original(integral, sources, settings, which, mode)
+    def decompose(integral, sources, settings, mode=None):
+        seen.extend(source.side.text for source in sources)
+        return original(integral, sources, settings, mode)
 
     monkeypatch.setattr(method, "decompose", decompose)
     return seen

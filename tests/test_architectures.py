@@ -71,7 +71,7 @@ def test_the_modes_agree(load, kind):
     forward, reverse = (method.decompose(*a, explainer.settings, mode=mode)[0] for mode in ("forward", "reverse"))
     np.testing.assert_allclose(forward.contributions, reverse.contributions, atol=1e-6)
     whole = explainer.pair(forward, method.decompose(*b, explainer.settings, mode="forward")[0])
-    np.testing.assert_allclose(method.project(*b, 0, forward).matrix, whole.matrix, atol=1e-5)
+    np.testing.assert_allclose(method.project(*b, forward)[0].matrix, whole.matrix, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", sorted(zoo.RARE))

@@ -130,6 +130,6 @@ def test_a_part_of_the_encoder_that_has_all_its_nodes_is_not_refined_again(monke
     settings = Settings("", 0, "given", fold_reference=True, similarity="dot", rule="gauss", steps=None, tolerance=1e-8)
     steep, straight = (lambda points, _: torch.tanh(9 * points @ weights - 4)), (lambda points, _: points @ weights)
     integral = Integral(paths, [steep, straight], settings, ["x"])
-    pushed = integral.push([0])
+    pushed = integral.push()
     assert pushed.nodes == [6 + FEWEST]
     assert (pushed.values.sum(1) - integral.end + integral.start).norm() > 1e-8

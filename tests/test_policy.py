@@ -28,10 +28,16 @@ def test_the_defaults_go_from_the_input_of_a_smooth_model_by_operations(load):
     assert why.relative_error <= 1e-3
 
 
-def test_fast_goes_through_the_last_block_only(load):
+def test_fast_goes_through_the_last_two_blocks_by_secants_and_the_last_one_by_relays(load):
     explainer = Explainer(load(), detail="fast")
-    assert (explainer.settings.layer, explainer.settings.path) == (2, "secant")
+    assert (explainer.settings.layer, explainer.settings.path) == (1, "secant")
     assert Explainer(load()).at_detail("fast").settings == explainer.settings
+    assert Explainer(load(), detail="fast", path="relay").settings.layer == 2
+
+
+def test_fast_does_not_begin_below_fine(load):
+    assert Explainer(roughen(load(), 1), detail="fast").settings.layer == 2
+    assert Explainer(roughen(load(), 0), detail="fast").settings.layer == 1
 
 
 def test_fine_begins_after_the_last_rough_block(load):
@@ -76,12 +82,13 @@ def test_a_model_is_looked_at_once_and_again_when_it_changes(load, monkeypatch):
     model = load()
     with torch.no_grad():
         model[0].model.embeddings.word_embeddings.weight *= 1.01  # a model that no other test has looked at
-    Explainer(model), Explainer(model), Explainer(model, detail="fast")
-    assert len(looks) == 1
+    for detail in ("fine", "fine", "fast", "fast"):
+        Explainer(model, detail=detail)
+    assert len(looks) == 2  # at all blocks, and at the last two
     with torch.no_grad():
         model[0].model.embeddings.word_embeddings.weight *= 1.01
     Explainer(model)
-    assert len(looks) == 2
+    assert len(looks) == 3
 
 
 def test_an_unknown_level_of_detail_is_named(load):

@@ -81,7 +81,15 @@ def test_a_template_that_does_not_move_needs_no_tangents():
     assert plan(sources, [("query", "document")], template_is_still=True).projected == {}
 
 
-def test_what_is_projected_costs_nothing_in_its_batch():
+def test_what_is_projected_is_in_no_batch():
     sources = {"query": source(6), "document": source(100)}
     planned = plan(sources, [("query", "document")])
-    assert planned.cost(["document"], sources) < planned.cost(["query"], sources)
+    assert planned.batches == [["query"]]
+    assert planned.projected == {0: "document"}
+
+
+def test_where_both_directions_cost_the_same_texts_of_one_length_run_together():
+    sources = {"query": source(9), "document": source(9)}
+    planned = plan(sources, [("query", "document")], reverse_cost=1.0)
+    assert planned.batches == [["query", "document"]]
+    assert planned.projected == {}

@@ -193,27 +193,6 @@ def test_groups_and_cells_of_no_group():
     torch.testing.assert_close(pulled[:, :, 1], parts[:, 2])
 
 
-@pytest.mark.parametrize("room", [2, 1000])
-def test_only_the_inputs_that_are_wanted(room):
-    _, paths = transformer_paths(room=room)
-    tail, seen = paths.tail, []
-
-    def watched(x, number):
-        seen.extend(number.tolist())
-        return tail(x, number)
-
-    every = SecantMap(paths).push(every_group(paths))
-    wanted = SecantMap(replace(paths, tail=watched), which=[2, 0])
-    pushed, identity = wanted.push(every_group(paths)), torch.eye(OUT, dtype=DOUBLE).expand(3, OUT, OUT)
-    torch.testing.assert_close(pushed.values[[0, 2]], every.values[[0, 2]])
-    assert not pushed.values[1].any()
-    assert float(pushed.missing[0].max()) < 1e-12
-    pulled = wanted.pull(identity)
-    torch.testing.assert_close(pulled.values, pushed.values.mT)
-    assert float(pulled.missing[0].abs().max()) < 1e-12
-    assert 1 not in seen
-
-
 def test_what_is_missing_is_measured_from_the_known_change():
     _, paths = transformer_paths()
     change = SecantMap(paths).push(every_group(paths)).values.sum(1)

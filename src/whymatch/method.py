@@ -40,7 +40,7 @@ from torch import Tensor
 from whymatch import progress
 from whymatch.encoders.cut import Cut
 from whymatch.encoders.encoder import Encoder
-from whymatch.paths.integrate import Integral, to_numpy
+from whymatch.paths.integrate import Integral, Integrated, to_numpy
 from whymatch.paths.jacobian import LOCK, Nodes, Paths, Tail, cheapest_mode, passes_at_once, values
 from whymatch.quadrature import Floats
 from whymatch.reading.inputs import EncodeOptions, Input, Request, Source, TokenSource, batched, describe
@@ -208,7 +208,7 @@ class Method:
         texts = [source.input.text for source in sources]
         integral = Integral(paths, tails, self.settings, texts)
         with progress.stage(0, 0.5, "tracing special tokens"):
-            pushed = integral.push(range(len(sources)))
+            pushed = integral.push()
         change = integral.end - integral.start  # (inputs, rows · dim)
         handed_on = []
         for i, source in enumerate(sources):
@@ -279,22 +279,19 @@ def decompose(
     integral: Integral,
     sources: Sequence[Source],
     settings: Settings,
-    which: Sequence[int] | None = None,
     mode: str | None = None,
 ) -> list[Decomposition]:
-    """Write embeddings as sums over their inputs' parts: of all inputs of a batch, or of those numbered ``which``.
+    """Write the embeddings of a batch as sums over their inputs' parts.
 
     Args:
         mode: "forward" or "reverse"; None chooses the cheaper.
     """
-    which = range(len(sources)) if which is None else which
-    moving = integral.paths.moving
-    tangents = max((len(moving[i]) for i in which), default=0)
+    tangents = max(map(len, integral.paths.moving))
     mode = "none" if tangents == 0 else mode or cheapest_mode(tangents, integral.end.shape[1])
-    integrated = None if mode == "none" else integral.push(which) if mode == "forward" else integral.pull(which)
+    integrated = None if mode == "none" else integral.push() if mode == "forward" else integral.pull()
     decompositions = []
-    for i in which:
-        source, parts = sources[i], len(sources[i].side)
+    for i, source in enumerate(sources):
+        parts = len(source.side)
         contributions = np.zeros((parts, integral.end.shape[1]), to_numpy(integral.end[:0]).dtype)
         errors, nodes = np.zeros(parts), 0
         moved = 0.0
@@ -320,19 +317,25 @@ def decompose(
 
 
 @torch.inference_mode(False)
-def project(integral: Integral, sources: Sequence[Source], i: int, other: Decomposition) -> Projection:
-    """Find the products of input i's contributions with another input's, without its decomposition.
+def project(integral: Integral, sources: Sequence[Source], other: Decomposition) -> list[Projection]:
+    """Find the products of the contributions of each input of a batch with another input's, without decomposing them.
 
     Lᵀ of the other's rows, times Δ, needs one reverse pass for each of those rows: a long text that meets a short one
     costs like the short one.
     """
-    source, settings, parts = sources[i], other.settings, len(sources[i].side)
     has_reference = bool(np.any(other.reference != 0))
     rows = np.vstack([other.contributions, other.reference[None]]) if has_reference else other.contributions
     cotangents = torch.as_tensor(rows).to(integral.end)  # (cotangents, dim)
+    integrated = integral.pull_along(cotangents) if any(map(len, integral.paths.moving)) else None
+    return [_project(integral, integrated, i, source, cotangents, other) for i, source in enumerate(sources)]
+
+
+def _project(
+    integral: Integral, integrated: Integrated | None, i: int, source: Source, cotangents: Tensor, other: Decomposition
+) -> Projection:
+    settings, parts, has_reference = other.settings, len(source.side), len(cotangents) > len(other.contributions)
     products, errors, nodes = cotangents.new_zeros(len(cotangents), parts), np.zeros(parts), 0
-    if len(integral.paths.moving[i]):
-        integrated = integral.pull_along(i, cotangents)
+    if integrated is not None and len(integral.paths.moving[i]):
         products, errors = integrated.values[i][:, :parts], integrated.errors[i][:parts]
         nodes = integrated.nodes[i]
     moved = 0.0

@@ -7,7 +7,8 @@ it is ``"relay"``.
 ``fine`` is for a pair that somebody looks at closely, ``fast`` for passages and for many texts. They differ in how many
 blocks they go through, and that depends on the model. A block is *rough* if its hidden states move in steep steps along
 its own line. Explanations that begin below such a block, though exact, predict the model less well. So ``fine`` begins
-after the last rough block. Plain passes over a few sentences tell which blocks are rough.
+after the last rough block, and ``fast`` one or two blocks before the end, if they are not rough. Plain passes over a
+few sentences tell which blocks are rough.
 
 The measurements behind this are in docs/method.md, "Which map, and where".
 """
@@ -33,13 +34,16 @@ NORM, DOUBTFUL = "native_layer_norm", {GATE, "rsqrt", "_fused_rms_norm", "as_str
 # A path that needs more nodes than this for this tolerance is rough.
 ROUGH, TOLERANCE = 36, 1e-3
 
+# The blocks that ``fast`` goes through. A secant goes through a second one for a fraction of a pass.
+FAST_BLOCKS = {"secant": 2}
+
 # Read to find out which blocks are rough: a short sentence and a longer one, of different kinds.
 SENTENCES = (
     "A man is playing a large flute.",
     "Shares of the company fell by 3 percent on Monday, although its sales had grown again.",
 )
 
-# The first layer after the last rough block, for each model and its settings.
+# The layer at which a level of detail begins, for each model and its settings.
 _first_smooth: dict[Hashable, int] = {}
 
 # Whether the secant is the path to take, for each model and its settings.
@@ -85,7 +89,7 @@ def suits_secant(method: Method) -> bool:
         for task in tasks:
             for source in _read_those_that_fit(whole, _ask(task)):
                 integral = whole.follow([source], whole.cut(source.input))
-                integral.pull_along(0, torch.ones_like(integral.end[:1]))
+                integral.pull_along(torch.ones_like(integral.end))
                 operations |= integral.secant_operations()
                 if operations & DOUBTFUL:
                     return False
@@ -96,20 +100,19 @@ def suits_secant(method: Method) -> bool:
 
 def choose_layer(method: Method, detail: str) -> int:
     """Return the layer, counted from the input, at which this level of detail cuts the encoder."""
-    if method.encoder.uses_all_layers:
+    encoder, path = method.encoder, method.settings.path
+    if encoder.uses_all_layers:
         return 0
-    layers = method.encoder.num_layers
-    if detail == "fast" or "text" not in method.encoder.model.modalities:
-        return max(layers - 1, 0)
-    return first_smooth_layer(method)
-
-
-def first_smooth_layer(method: Method) -> int:
-    """Return the shallowest layer whose path is smooth; remembered until the model changes."""
-    encoder = method.encoder
-    key = (identity(encoder.model), encoder.name, method.settings.blocks, method.reference, method.settings.path)
+    last = max(encoder.num_layers - 1, 0)
+    if "text" not in encoder.model.modalities:
+        return last
+    lowest = 0 if detail == "fine" else max(encoder.num_layers - FAST_BLOCKS.get(path, 1), 0)
+    if lowest == last:
+        return last
+    key = (identity(encoder.model), encoder.name, method.settings.blocks, method.reference, path, lowest)
     if key not in _first_smooth:
-        _first_smooth[key] = shallowest_smooth(method, _ask("query" if encoder.asymmetric else None))
+        requests = _ask("query" if encoder.asymmetric else None)
+        _first_smooth[key] = shallowest_smooth(method, requests, lowest)
     return _first_smooth[key]
 
 
@@ -117,16 +120,16 @@ def _ask(task: str | None) -> list[Request]:
     return [Request(text, EncodeOptions(task)) for text in SENTENCES]
 
 
-def shallowest_smooth(method: Method, requests: Sequence[Request]) -> int:
-    """Return the shallowest layer whose path is smooth for all these inputs: the last block's, if none is.
+def shallowest_smooth(method: Method, requests: Sequence[Request], lowest: int = 0) -> int:
+    """Return the shallowest layer, not below ``lowest``, whose path is smooth for all these inputs.
 
-    A secant, which needs no nodes, begins where a relay would.
+    That is the last block's, if none is. A secant, which needs no nodes, begins where a relay would.
     """
     layers = method.encoder.num_layers
     path = "relay" if method.settings.path == "secant" else method.settings.path
     settings = replace(method.settings, path=path, rule="gauss", steps=None, tolerance=TOLERANCE)
     sources = _read_those_that_fit(method, requests)
-    looks = [(layer, source) for layer in reversed(range(layers)) for source in sources]
+    looks = [(layer, source) for layer in reversed(range(lowest, layers)) for source in sources]
     for (layer, source), part in stages(looks, doing="looking at the model's blocks"):
         at_layer = replace(method, layer=layer, settings=replace(settings, layer=layer))
         with part:
@@ -136,7 +139,7 @@ def shallowest_smooth(method: Method, requests: Sequence[Request]) -> int:
                 nodes = None
         if nodes is None or nodes > ROUGH:
             return min(layer + 1, layers - 1)
-    return 0
+    return lowest
 
 
 def _read_those_that_fit(method: Method, requests: Sequence[Request]) -> list[TokenSource]:

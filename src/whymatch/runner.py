@@ -17,7 +17,7 @@ from whymatch.encoders.cut import Cut
 from whymatch.encoders.kinds import Direct
 from whymatch.method import Method
 from whymatch.paths.integrate import Integral, RoughPathError
-from whymatch.paths.jacobian import LOCK
+from whymatch.paths.jacobian import LOCK, REVERSE_COST
 from whymatch.progress import bar, stage, stages
 from whymatch.reading.inputs import Request, TokenSource
 from whymatch.results.decomposition import Decomposition, Derived, Projection
@@ -108,28 +108,26 @@ class Runner:
             () if self.settings.similarity in MAXSIM else pairs,  # whose vectors meet only when all are known
             {key: len(decomposition.tokens) for key, decomposition in known.items()},
             template_is_still=self.settings.layer == 0 and isinstance(self.method.reference, str),
+            reverse_cost=1.0 if self.settings.path == "secant" else REVERSE_COST,
         )
-        projected = set(plan.projected.values())
-        batch_of: dict[Hashable, tuple[Integral, list[TokenSource], int]] = {}
+        explanations: dict[int, Explanation] = {}
+        pair_of = {long: number for number, long in plan.projected.items()}
 
         def derive(keys: list[Hashable], integral: Integral, members: list[TokenSource]) -> None:
-            # A batch runs up to the cut once for all its inputs, projected or not.
-            batch_of.update({key: (integral, members, i) for i, key in enumerate(keys) if key in projected})
-            whole = [i for i, key in enumerate(keys) if key not in projected]
-            decompositions = method.decompose(integral, members, self.settings, whole)
-            known.update(zip([keys[i] for i in whole], decompositions, strict=True))
+            known.update(zip(keys, method.decompose(integral, members, self.settings), strict=True))
 
-        share = 0.5 if projected else 1.0  # of the progress: a projection costs about what its query does
+        def project(keys: list[Hashable], integral: Integral, members: list[TokenSource]) -> None:
+            (long,) = keys
+            a, b = pairs[pair_of[long]]
+            (side,) = method.project(integral, members, known[b if long == a else a])
+            pair = (side, known[b]) if long == a else (known[a], side)
+            explanations[pair_of[long]] = method.combine(*pair)
+
+        share = 0.5 if pair_of else 1.0  # of the progress: a projection costs about what its query does
         with stage(0, share):
-            self._run(plan, sources, derive)
-        explanations: dict[int, Explanation] = {}
+            self._run(plan.batches, sources, derive)
         with stage(share, 1):
-            for number, part in stages(list(plan.projected)):
-                (a, b), long = pairs[number], plan.projected[number]
-                integral, members, i = batch_of.pop(long)
-                with part:
-                    side = method.project(integral, members, i, known[b if long == a else a])
-                explanations[number] = method.combine(side, known[b]) if long == a else method.combine(known[a], side)
+            self._run([[long] for long in pair_of], sources, project)
         return [
             explanations[number] if number in explanations else method.combine(known[a], known[b])
             for number, (a, b) in enumerate(pairs)
@@ -172,9 +170,7 @@ class Runner:
         projections: dict[Hashable, Projection] = {}
 
         def derive(keys: list[Hashable], integral: Integral, members: list[TokenSource]) -> None:
-            for (i, key), part in stages(list(enumerate(keys))):
-                with part:
-                    projections[key] = method.project(integral, members, i, whole)
+            projections.update(zip(keys, method.project(integral, members, whole), strict=True))
 
         self.derive(window, derive)
         return [projections[request.key] for request in window]
@@ -189,7 +185,7 @@ class Runner:
             for chunk, part in stages(chunks, list(map(len, chunks))):
                 with part:
                     sources = self._read(chunk)
-                    self._run(schedule.plan(sources), sources, derive)
+                    self._run(schedule.plan(sources).batches, sources, derive)
                 done += len(chunk)
                 counter.update(done)
 
@@ -197,14 +193,14 @@ class Runner:
         distinct = {request.key: request for request in requests}
         return dict(zip(distinct, self.differentiable("paths").read(list(distinct.values())), strict=True))
 
-    def _run(self, plan: schedule.Plan, sources: dict[Hashable, TokenSource], derive: Derive) -> None:
+    def _run(self, batches: Sequence[list[Hashable]], sources: dict[Hashable, TokenSource], derive: Derive) -> None:
         """Run each batch up to the cut, and derive it."""
         # One cut for each route: where it holds weights of its own, in another precision, they are as large as the
         # model.
         cuts: dict[Hashable, Cut] = {}
         how = self.differentiable("paths")
-        weights = [plan.cost(batch, sources) for batch in plan.batches]
-        for keys, part in stages(plan.batches, weights):
+        weights = [float(sum(len(sources[key].input) * len(sources[key].side) for key in keys)) for keys in batches]
+        for keys, part in stages(batches, weights):
             members = [sources[key] for key in keys]
             given = members[0].input
             with part:

@@ -21,17 +21,12 @@ class Plan:
     """What runs together.
 
     Attributes:
-        batches: inputs of one route and shape, which need no padding.
+        batches: inputs of one route and shape, which need no padding, and are decomposed.
         projected: by the number of a pair, the side that is not decomposed but projected on the other.
     """
 
     batches: list[list[Key]]
     projected: dict[int, Key]
-
-    def cost(self, batch: Sequence[Key], sources: Mapping[Key, TokenSource]) -> float:
-        """Estimate what a batch costs, in a unit of its own: for progress."""
-        skipped = set(self.projected.values())
-        return float(sum(len(sources[key].input) * len(sources[key].side) for key in batch if key not in skipped) + 1)
 
 
 def plan(
@@ -39,6 +34,7 @@ def plan(
     pairs: Sequence[tuple[Key, Key]] = (),
     known: Mapping[Key, int] | None = None,
     template_is_still: bool = False,
+    reverse_cost: float = REVERSE_COST,
 ) -> Plan:
     """Decide what runs together.
 
@@ -48,8 +44,11 @@ def plan(
         known: the number of rows of each input that has been decomposed already.
         template_is_still: whether the template's own tokens equal their reference, and need no tangent, as at the
             input of most models.
+        reverse_cost: what a cotangent costs, in tangents.
     """
-    return Plan(_batches(sources), _longer_sides(sources, pairs, known or {}, template_is_still))
+    projected = _longer_sides(sources, pairs, known or {}, template_is_still, reverse_cost)
+    apart = set(projected.values())
+    return Plan(_batches({key: source for key, source in sources.items() if key not in apart}), projected)
 
 
 def _batches(sources: Mapping[Key, TokenSource]) -> list[list[Key]]:
@@ -64,6 +63,7 @@ def _longer_sides(
     pairs: Sequence[tuple[Key, Key]],
     known: Mapping[Key, int],
     template_is_still: bool,
+    reverse_cost: float,
 ) -> dict[int, Key]:
     """Find the long side of each pair that need not be decomposed.
 
@@ -78,6 +78,6 @@ def _longer_sides(
             continue
         source = sources[long]
         still = sum(kind in TEMPLATE for kind in source.side.kinds) if template_is_still else 0
-        if REVERSE_COST * rows[short] < min(rows[long] - still, REVERSE_COST * len(source.embedding)):
+        if reverse_cost * rows[short] < min(rows[long] - still, reverse_cost * len(source.embedding)):
             projected[number] = long
     return projected

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whymatch import progress
 from whymatch.paths.jacobian import IntegratedJacobian, Lift, LinearMap, Nodes, Paths, Product, Relay, Tail, values
-from whymatch.paths.secant import SecantMap
+from whymatch.paths.secant import Recorded, SecantMap
 from whymatch.quadrature import FINEST, USUAL, Floats, Lens, PathProbe, get_rule
 from whymatch.settings import Settings
 from whymatch.words import quote
@@ -69,6 +69,7 @@ class Segment:
     lift: Lift | None
     start: Tensor  # (inputs, *values) at the references
     end: Tensor  # (inputs, *values) at the inputs
+    recorded: Recorded | None = None  # the secants of all lines, where those are wanted and there is room for them
 
     @property
     def change(self) -> Tensor:
@@ -156,15 +157,20 @@ class Integral:
     def _ends(self, paths: Paths, lift: Lift | None, normalizes: bool, dimensions: int | None) -> Segment:
         """Run a segment at the ends of its lines, and check that it does not jump where they begin."""
         count, tail = len(paths), paths.tail
-        # A secant does not see what is between its ends.
+        # A secant does not see what is between its ends, and whoever records it knows the values there.
+        recorded = SecantMap(paths).record_together() if self._settings.path == "secant" else None
         ends = np.array([0.0, 1.0] if self._settings.path == "secant" else [0.0, NEAR, 1.0])
-        points = values(paths.lifted(lift), Nodes.of([(ends, ends)] * count, paths.start))
-        points = points.view(count, len(ends), *points.shape[1:])
+        if recorded is not None:
+            points = torch.stack([recorded.r, recorded.x], 1)
+        else:
+            points = values(paths.lifted(lift), Nodes.of([(ends, ends)] * count, paths.start))
+            points = points.view(count, len(ends), *points.shape[1:])
         self._check_finite(to_numpy(points.flatten(1).sum(1)))
         tiny = torch.finfo(points.dtype).tiny
         if points.ndim == 3 and (normalizes or dimensions is not None):
             scale = 1 / points[:, -1].norm(dim=1).clamp_min(tiny) if normalizes else torch.ones_like(points[:, 0, 0])
             points = (points * scale[:, None, None])[..., :dimensions]
+            recorded = None if recorded is None else recorded.scaled(scale, dimensions)
 
             def scaled(x: Tensor, number: Tensor) -> Tensor:
                 return tail(x, number)[..., :dimensions] * scale[number][:, None]
@@ -176,33 +182,31 @@ class Integral:
             if jump > JUMP and len(ends) == 3:
                 reason = f"the embedding jumps by {jump:.0%} where the path begins, as a LayerNorm of zero vectors does"
                 raise self._cannot_integrate(i, reason)
-        return Segment(paths, lift, start, end)
+        return Segment(paths, lift, start, end, recorded)
 
-    def push(self, which: Sequence[int]) -> Integrated:
-        """Decompose these inputs by forward mode: one tangent for each group that moves."""
+    def push(self) -> Integrated:
+        """Decompose the inputs by forward mode: one tangent for each group that moves."""
         moving = self.paths.moving
-        tangents = max(len(moving[i]) for i in which)
-        groups = self.paths.owner.new_full((tangents, len(self.paths)), -2)
-        for i in which:
-            groups[: len(moving[i]), i] = moving[i]
-        pushed = self._apply(which, lambda linear: linear.push(groups))
-        parts = self.end.new_zeros(len(self.paths), self.paths.groups, self.end.shape[1])
+        groups = self.paths.owner.new_full((max(map(len, moving)), len(moving)), -2)
+        for i, own in enumerate(moving):
+            groups[: len(own), i] = own
+        pushed = self._apply(lambda linear: linear.push(groups))
+        parts = self.end.new_zeros(len(moving), self.paths.groups, self.end.shape[1])
         errors = np.zeros(parts.shape[:2])
-        for i in which:
-            count = len(moving[i])
-            parts[i, moving[i]] = pushed.values[i, :count]
-            errors[i, moving[i].cpu().numpy()] = pushed.errors[i, :count]
+        for i, own in enumerate(moving):
+            parts[i, own] = pushed.values[i, : len(own)]
+            errors[i, own.cpu().numpy()] = pushed.errors[i, : len(own)]
         return Integrated(parts, pushed.nodes, errors)
 
-    def pull(self, which: Sequence[int]) -> Integrated:
-        """Decompose these inputs by reverse mode: one cotangent for each dimension of the embedding."""
+    def pull(self) -> Integrated:
+        """Decompose the inputs by reverse mode: one cotangent for each dimension of the embedding."""
         dim = self.end.shape[1]
         identity = torch.eye(dim, dtype=self.end.dtype, device=self.end.device).expand(len(self.paths), dim, dim)
-        pulled = self._apply(which, lambda linear: linear.pull(identity), lambda each: each.norm(dim=1))
+        pulled = self._apply(lambda linear: linear.pull(identity), lambda each: each.norm(dim=1))
         return replace(pulled, values=pulled.values.mT)
 
-    def pull_along(self, i: int, cotangents: Tensor) -> Integrated:
-        """Find what each group of input i contributes along each cotangent (cotangents, embedding)."""
+    def pull_along(self, cotangents: Tensor) -> Integrated:
+        """Find what each group of each input contributes along each cotangent (cotangents, embedding)."""
         lengths = cotangents.norm(dim=1).clamp_min(torch.finfo(cotangents.dtype).tiny)
         whole = torch.maximum(cotangents.sum(0).norm(), lengths.max())  # they may cancel
         every = cotangents.expand(len(self.paths), -1, -1)
@@ -215,7 +219,7 @@ class Integral:
                 merged = (each / (lengths if each.ndim == 2 else lengths[:, None])).abs().amax(1)
             return merged
 
-        return self._apply([i], lambda linear: linear.pull(every), merge, cotangents / whole)
+        return self._apply(lambda linear: linear.pull(every), merge, cotangents / whole)
 
     def curve(self, alpha: Floats) -> NDArray[np.floating]:
         """Return the embeddings at these positions on every path (inputs, positions, dim)."""
@@ -251,8 +255,10 @@ class Integral:
         return relay
 
     def secant_operations(self) -> frozenset[str]:
-        """Return the names of the operations from the inputs to the embeddings; see :class:`SecantMap`."""
-        return SecantMap(self._only_segment().paths).operations()
+        """Return the names of the operations from a single input to its embedding, and GATE if there is one."""
+        recorded = self._only_segment().recorded
+        assert recorded is not None, "there is always room for one"
+        return recorded.operations
 
     def last_map(self, owner: Tensor) -> LinearMap:
         """Return the map that was used last, with other groups than those of the paths; see :class:`Paths`."""
@@ -265,12 +271,11 @@ class Integral:
 
     def _apply(
         self,
-        which: Sequence[int],
         apply: Callable[[LinearMap], Product],
         merge: Callable[[Tensor], Tensor] | None = None,
         directions: Tensor | None = None,
     ) -> Integrated:
-        """Apply the linear map to some inputs.
+        """Apply the linear map.
 
         Args:
             apply: pushes tangents or pulls cotangents.
@@ -279,27 +284,25 @@ class Integral:
             directions: of the embedding (directions, dim), if nothing is asked of the others; their errors add up.
         """
         if self._settings.path == "secant":
-            return self._take_secant(which, apply, merge)
+            return self._take_secant(apply, merge)
         measure = self._measure_pushed if merge is None else partial(self._measure_pulled, merge=merge)
-        return self._integrate(which, apply, measure, directions)
+        return self._integrate(apply, measure, directions)
 
     def _take_secant(
-        self,
-        which: Sequence[int],
-        apply: Callable[[LinearMap], Product],
-        merge: Callable[[Tensor], Tensor] | None,
+        self, apply: Callable[[LinearMap], Product], merge: Callable[[Tensor], Tensor] | None
     ) -> Integrated:
         """Apply the secant, which needs no nodes; what is missing is rounding, and stands for the error of parts."""
-        self._last_map = secant = SecantMap(self._only_segment().paths, self.end - self.start, which=which)
+        segment = self._only_segment()
+        self._last_map = secant = SecantMap(segment.paths, segment.change, recorded=segment.recorded)
         with progress.stage(0, 1, "taking secants"):
             product = apply(secant)
         missing = product.missing[0] if merge is None else merge(product.missing[0])
         relative = _doubles(missing) / _doubles(self._size)
         self._check_finite(relative)
-        for i in which:
-            if relative[i] > INEXACT:
+        for i, missed in enumerate(relative):
+            if missed > INEXACT:
                 raise ArithmeticError(
-                    f"the secant misses {relative[i]:.1%} of the embedding, where only rounding may be missing: an "
+                    f"the secant misses {missed:.1%} of the embedding, where only rounding may be missing: an "
                     "operation of this encoder, such as one that writes into overlapping memory, is not followed "
                     f"exactly. path='relay' and path='straight' need derivatives alone: {quote(self._texts[i])}"
                 )
@@ -308,12 +311,12 @@ class Integral:
 
     def _integrate(
         self,
-        which: Sequence[int],
         apply: Callable[[LinearMap], Product],
         measure: Callable[[Product, NDArray[np.integer]], _Measured],
         directions: Tensor | None,
     ) -> Integrated:
         """Integrate with the nodes foreseen; measure the error; repeat with more where it misses the tolerance."""
+        which = [i for i, own in enumerate(self.paths.moving) if len(own)]
         with progress.stage(0, PROBE_SHARE, "looking along the path"):
             nodes = self._foresee(which, directions)
         with progress.stage(PROBE_SHARE, 1, "differentiating"):

@@ -17,7 +17,7 @@ forward or backward, as many at once as there is room for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -390,6 +390,22 @@ class Recorded:
     r: Tensor
     operations: frozenset[str]  # the names of those that depend on the input
 
+    def scaled(self, scale: Tensor, dimensions: int | None) -> Recorded:
+        """Return the same for the first dimensions of each vector, times a number of its own."""
+        factors, width = scale[:, None], self.x.shape[1]
+
+        def push(change: Tensor) -> Tensor:
+            return change[..., :dimensions] * factors
+
+        def pull(cotangent: Tensor) -> tuple[Tensor]:
+            return (torch.nn.functional.pad(cotangent * factors, (0, width - cotangent.shape[-1])),)
+
+        tape = self.tape
+        if tape is not None:
+            last = Step(tape.numbers, (tape.result,), push, pull)
+            tape = Tape([*tape.steps, last], tape.numbers + 1, tape.numbers)
+        return replace(self, tape=tape, x=push(self.x), r=push(self.r))
+
 
 def record(function: Callable[[Tensor], Tensor], x: Tensor, r: Tensor, norm: Norm = "both") -> Recorded:
     """Run a function at two points, and record its secant.
@@ -425,26 +441,36 @@ class SecantMap:
             they do in the pass that the secant is taken from.
         norm: how a norm's quotient is taken: along the "line" between both points, with factors at their "mean", as a
             mean of "both", or with the deviation at the "reference". All are exact; docs/method.md compares them.
-        which: the inputs whose secants are wanted; results of others are zero, and cost nothing. None: all of them.
+        recorded: the secants of all paths together, if they have been recorded; see :meth:`record_together`.
     """
 
     paths: Paths
     change: Tensor | None = None
     norm: Norm = "both"
-    which: Sequence[int] | None = None
+    recorded: Recorded | None = None
 
-    def operations(self) -> frozenset[str]:
-        """Return the names of the operations between the inputs and their embeddings, and GATE if there is one.
+    def record_together(self) -> Recorded | None:
+        """Record the secants of all paths together; None if there is no room for that.
 
         Raises:
-            NoSecantError: one of them has no exact difference quotient.
+            NoSecantError: an operation has no exact difference quotient.
         """
-        return frozenset(name for _, recorded, _, _ in self._recorded(1) for name in recorded.operations)
+        return self._record(range(len(self.paths))) if len(self.paths) <= self._together else None
+
+    @property
+    def _together(self) -> int:
+        """How many secants may be recorded at once: a tape holds about what the activations of both points do."""
+        return max(1, self.paths.room // (2 * self.paths.depth + 2))
+
+    def _record(self, inputs: Sequence[int]) -> Recorded:
+        paths, number = self.paths, torch.as_tensor(list(inputs), device=self.paths.start.device)
+        r = paths.start[number]
+        return record(lambda x: paths.tail(x, number), r + paths.delta[number], r, self.norm)
 
     def push(self, groups: Tensor) -> Product:
         """Apply the map to x − r restricted to groups: (tangents, inputs) -> (inputs, tangents, embedding)."""
         count, values, changes = len(groups), [], []
-        for number, recorded, size, share in self._recorded(count):
+        for number, recorded, size, share in self._pieces(count):
             parts = []
             for done, part in share(torch.split(groups[:, number], size)):
                 progress.report(done)
@@ -454,7 +480,7 @@ class SecantMap:
                 parts.append(recorded.tape.push(self.paths.restrict(part, number)))
             values.append(torch.cat(parts).transpose(0, 1))  # (inputs, tangents, embedding)
             changes.append(recorded.x - recorded.r if self.change is None else self.change[number])
-        pushed, change = self._spread(values), self._spread(changes)
+        pushed, change = torch.cat(values), torch.cat(changes)
         total = pushed.sum(1)
         return Product(
             values=pushed,
@@ -468,7 +494,7 @@ class SecantMap:
         paths, count, values, known = self.paths, cotangents.shape[1], [], []
         cells = paths.owner.flatten(1)
         place = torch.where(cells < 0, paths.groups, cells)  # a last, spare group takes the cells of no group
-        for number, recorded, size, share in self._recorded(count):
+        for number, recorded, size, share in self._pieces(count):
             parts = []
             for done, part in share(torch.split(cotangents[number].transpose(0, 1), size)):
                 progress.report(done)
@@ -480,28 +506,17 @@ class SecantMap:
             values.append(torch.cat(parts).transpose(0, 1))  # (inputs, cotangents, groups)
             change = recorded.x - recorded.r if self.change is None else self.change[number]
             known.append(torch.einsum("ick,ik->ic", cotangents[number], change))
-        pulled = self._spread(values)
+        pulled = torch.cat(values)
         total = pulled.sum(2)
         return Product(
             values=pulled,
             sizes=[pulled.norm(dim=2)[None]],
             totals=[total[None]],
-            missing=[total - self._spread(known)],
+            missing=[total - torch.cat(known)],
             groups=pulled[None],
         )
 
-    @property
-    def _inputs(self) -> Tensor:
-        """The numbers of the inputs whose secants are wanted."""
-        which = range(len(self.paths)) if self.which is None else self.which
-        return torch.as_tensor(list(which), device=self.paths.start.device)
-
-    def _spread(self, pieces: Sequence[Tensor]) -> Tensor:
-        """Put the results of the inputs that are wanted in their places among all inputs."""
-        results = torch.cat(list(pieces))
-        return results.new_zeros(len(self.paths), *results.shape[1:]).index_copy(0, self._inputs, results)
-
-    def _recorded(self, count: int) -> Iterator[tuple[Tensor, Recorded, int, Any]]:
+    def _pieces(self, count: int) -> Iterator[tuple[Tensor, Recorded, int, Any]]:
         """Record the secants of as many inputs at once as there is room for.
 
         Yields:
@@ -509,15 +524,10 @@ class SecantMap:
             to each piece of them how much of the work is done before it.
         """
         paths = self.paths
-        # A tape holds about what the activations of both points do.
-        pieces = torch.split(self._inputs, max(1, paths.room // (2 * paths.depth + 2)))
+        together = len(paths) if self.recorded is not None else self._together
+        pieces = torch.split(torch.arange(len(paths), device=paths.start.device), together)
         for i, number in enumerate(pieces):
-            r = paths.start[number]
-
-            def tail(x: Tensor, number: Tensor = number) -> Tensor:
-                return paths.tail(x, number)
-
-            recorded = record(tail, r + paths.delta[number], r, self.norm)
+            recorded = self.recorded or self._record(number.tolist())
             size = max(1, min(count, (paths.room - 1) // len(number)))
 
             def share(parts: Sequence[Tensor], i: int = i) -> Iterator[tuple[float, Tensor]]:
