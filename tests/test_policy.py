@@ -7,7 +7,7 @@ import torch
 
 from conftest import real_model
 from whymatch import Explainer, policy
-from whymatch.paths import secant_rules
+from whymatch.paths import rules
 from whymatch.paths.secant import NoSecantError
 
 PAIR = ("The coffee is not good.", "This is bad coffee, and nobody drank it.")
@@ -53,7 +53,7 @@ def test_a_model_with_gates_or_with_norms_that_are_written_out_is_explained_bloc
 
 def test_a_model_without_a_secant_is_explained_block_by_block(load, monkeypatch):
     model = load()
-    monkeypatch.delitem(secant_rules.RULES, "gelu")
+    monkeypatch.delitem(rules.RULES, "gelu")
     with torch.no_grad():
         model[0].model.embeddings.word_embeddings.weight *= 1.02  # a model that no other test has looked at
     explainer = Explainer(model)

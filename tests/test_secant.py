@@ -25,8 +25,8 @@ from test_secant_rules import (
     slow_softmax_secant,
 )
 from whymatch import Explainer
-from whymatch.paths import secant_rules
 from whymatch.paths.jacobian import Paths
+from whymatch.paths.rules import norms
 from whymatch.paths.secant import NoSecantError, SecantMap
 from whymatch.reading.inputs import Request
 
@@ -140,7 +140,7 @@ def every_group(paths):
 @pytest.mark.parametrize("growth", [3.0, 1.1])
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_transformer_equals_a_slow_one(fused, growth, monkeypatch):
-    monkeypatch.setattr(secant_rules, "GROWTH", growth)
+    monkeypatch.setattr(norms, "GROWTH", growth)
     model, paths = transformer_paths(fused=fused)
     with torch.no_grad():
         product = SecantMap(paths).push(every_group(paths))

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 as everybody calls it
 
 from whymatch.paths.jacobian import plain_attention
+from whymatch.paths.rules import RULES, Pair
 from whymatch.paths.secant import NoSecantError, record
-from whymatch.paths.secant_rules import RULES, Pair
 
 DOUBLE = torch.float64
 

@@ -1,6 +1,6 @@
 """The secant of an encoder: a linear map L with L(x − r) = e(x) − e(r), from one pass at x and one at r.
 
-Every operation of the encoder has a difference quotient of its own (``secant_rules.py``): a linear map that takes the
+Every operation of the encoder has a difference quotient of its own (``rules``): a linear map that takes the
 difference of its arguments exactly to the difference of its results. L is their product. It needs no nodes and is exact
 to rounding, with kinks (ReLU, max pooling) too, where quadrature converges slowly.
 
@@ -28,7 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from whymatch import progress
 from whymatch.paths.derivatives import plain_pass
 from whymatch.paths.jacobian import LOCK, Paths, Product
-from whymatch.paths.secant_rules import BLANK, NORMS, RULES, Linear, Norm, NoRule, Pair, Restraint, put, take
+from whymatch.paths.rules import BLANK, NORMS, RULES, Linear, Norm, NoRule, Pair, Restraint, put, take
 
 aten = torch.ops.aten
 
