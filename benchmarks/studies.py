@@ -3,7 +3,8 @@
     python benchmarks/studies.py --data stsb-test.csv --out OUT --model all-mpnet-base-v2
     python benchmarks/studies.py --data stsb-test.csv --out OUT --changes negations.tsv --several MODEL MODEL …
 
-Both go on where they were interrupted. ``--keep`` runs nothing, and copies what is finished. The folder of a model
+Both go on where they were interrupted. A single model after ``--several``, as one that is dear and gets fewer
+``--pairs``, has a folder of its own. ``--keep`` runs nothing, and copies what is finished. The folder of a model
 holds the JSON files and figures of its studies; texts and the report stay in OUT. Then ``benchmarks/tables.py`` makes
 the page's table.
 """
@@ -52,11 +53,19 @@ def run_one(models: list[str], data: Path, out: Path, pairs: int) -> dict[str, R
     return results
 
 
-def run_several(models: list[str], data: Path, out: Path, changes: list[Path], parser: str | None) -> dict[str, Result]:
+def run_several(given: argparse.Namespace, out: Path) -> dict[str, Result]:
     """Run what the paper's authors asked next, for several models."""
-    changed = [change for path in changes for change in sample(read_changes(path), CHANGED, 0)]
-    scored = read_scored_pairs(data)
-    experiment = Experiment(models, scored, out, pairs=FEW, changes=changed, parser=parser, say=print, progress=True)
+    changed = [change for path in given.changes for change in sample(read_changes(path), given.changed, 0)]
+    experiment = Experiment(
+        given.several,
+        read_scored_pairs(given.data),
+        out,
+        pairs=given.pairs or FEW,
+        changes=changed,
+        parser=given.parser,
+        say=print,
+        progress=True,
+    )
     names = [name for name in ("lexical", "roles", "negation") if studies.why_skipped(name, experiment) is None]
     return {name: studies.run(name, experiment) for name in names}
 
@@ -79,16 +88,18 @@ def main() -> None:
     parser.add_argument("--several", nargs="+", default=[])
     parser.add_argument("--changes", type=Path, action="append", default=[])
     parser.add_argument("--parser")
-    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--pairs", type=int)
+    parser.add_argument("--changed", type=int, default=CHANGED)
     parser.add_argument("--keep", action="store_true")
     given = parser.parse_args()
-    name = Path(given.model[0].rstrip("/")).name if given.model else SEVERAL
+    studied = given.model or given.several
+    name = Path(studied[0].rstrip("/")).name if given.model or len(studied) == 1 else SEVERAL
     out = given.out / name
     if not given.keep:
         if given.model:
-            run_one(given.model, given.data, out, given.pairs)
+            run_one(given.model, given.data, out, given.pairs or PAIRS)
         else:
-            run_several(given.several, given.data, out, given.changes, given.parser)
+            run_several(given, out)
     keep(out, DOCS / name)
 
 
