@@ -126,7 +126,8 @@ def measure_passage(model: Any) -> dict[str, Any]:
     """Time a query of ten words against a passage of 250, at ``fast``: the matrix, the highlights and the sentences."""
     words = " ".join(text for pair in PAIRS.values() for text in pair).split() * 4
     passage = " ".join(words[:PASSAGE_WORDS])
-    fast, relay = Explainer(model, detail="fast"), Explainer(model, layer=-2, path="relay")
+    fast = Explainer(model, detail="fast")
+    relay = Explainer(model, layer=fast.settings.layer, path="relay")
     results = take_turns(
         {
             "encode": lambda: model.encode(passage),

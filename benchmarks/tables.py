@@ -125,7 +125,7 @@ def deep() -> str:
             f"({passage['tokens'][1]} tokens), `fast`, in times the passage's `encode`: "
             f"highlights {passage['highlight_times_encode']:.1f}, "
             f"by sentences {passage['sentences_times_encode']:.1f}, matrix {passage['matrix_times_encode']:.1f}; "
-            f"by a relay through the same block, highlights {passage['relay_highlight_times_encode']:.1f}, "
+            f"by a relay through the same blocks, highlights {passage['relay_highlight_times_encode']:.1f}, "
             f"matrix {passage['relay_matrix_times_encode']:.1f}.",
             "",
         ]
