@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from sentence_transformers.base.modules import Normalize
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 as everybody calls it
 
@@ -310,3 +311,51 @@ def test_secants_of_groups_features_and_batches(load):
             decomposition.contributions, explainer.decompose([text])[0].contributions, atol=1e-12
         )
         assert decomposition.error < 1e-6  # the model's own embedding is in single precision
+
+
+class Hidden(nn.Module):
+    """Adds something to embeddings that no operation of PyTorch computes."""
+
+    def forward(self, features):
+        embedding = features["sentence_embedding"]
+        features["sentence_embedding"] = embedding + torch.from_numpy(np.tanh(embedding.detach().numpy()))
+        return features
+
+
+def test_what_cannot_be_watched_is_missing(load):
+    model = load()
+    model.append(Hidden())
+    with pytest.raises(ArithmeticError, match="the secant misses"):
+        Explainer(model, layer=1, path="secant").explain(*PAIR)
+    assert Explainer(model).settings.path == "relay"
+
+
+@pytest.mark.parametrize("dimensions", [None, 7])
+def test_secants_with_and_without_room_for_all_texts(load, monkeypatch, dimensions):
+    model = load("bert", DOUBLE)
+    model.append(Normalize())
+    model.truncate_dim = dimensions
+    explainer = Explainer(model, layer=1, path="secant")
+    together = explainer.decompose([PAIR[0], "This coffee is not good."])
+    monkeypatch.setattr(SecantMap, "_together", 1)
+    for whole, alone in zip(together, explainer.decompose([PAIR[0], "This coffee is not good."]), strict=True):
+        assert whole.contributions.shape[1] == (dimensions or 16)
+        np.testing.assert_allclose(whole.contributions, alone.contributions, atol=1e-12)
+        np.testing.assert_allclose(whole.reference, alone.reference, atol=1e-12)
+
+
+def test_a_line_between_the_ends_of_a_secant_needs_no_secant(load):
+    texts, positions = ["coffee"], [0.0, 0.5, 1.0]
+    values = Explainer(load("qwen3-moe"), layer=1, path="secant").path_values(texts, positions)
+    np.testing.assert_allclose(
+        values, Explainer(load("qwen3-moe"), layer=1, path="straight").path_values(texts, positions), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("path", ["relay", "secant"])
+def test_special_tokens_of_an_empty_text_hold_nothing_to_share(load, path):
+    with torch.inference_mode():
+        why = Explainer(load(), layer=1, path=path, special="share").explain("", PAIR[0])
+    assert why.a.moved == 0
+    assert why.b.moved > 0
+    assert why.relative_error <= 1e-3

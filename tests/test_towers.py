@@ -58,6 +58,16 @@ def test_one_text_as_query_and_as_document(asymmetric):
     assert why.error < 1e-3
 
 
+def test_defaults_suit_the_tower_with_fewer_blocks(asymmetric):
+    model = SentenceTransformer(str(asymmetric), device="cpu")
+    encoder = model[0].sub_modules["document"][0].auto_model.encoder
+    encoder.layer = encoder.layer[:1]
+    for detail in ("fine", "fast"):
+        explainer = Explainer(model, detail=detail)
+        assert explainer.settings.layer == 2
+        assert explainer.explain(QUERY, DOCUMENT).relative_error <= 1e-3
+
+
 def test_routes_of_other_names_are_found_by_their_tasks(tmp_path):
     torch.manual_seed(0)
     modules = {

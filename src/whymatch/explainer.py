@@ -28,6 +28,7 @@ from whymatch.reading.readings import Both, Readings, both_groups, both_options
 from whymatch.reading.reference import Reference, check_reference, name_of
 from whymatch.results.decomposition import Decomposition
 from whymatch.results.explanation import Explanation
+from whymatch.runner import Runner
 from whymatch.search import SearchMixin
 from whymatch.settings import MAXSIM, PATHLESS, SIMILARITIES, Settings, check_layer, check_settings, is_int
 from whymatch.words import Groups, check_groups, quote
@@ -413,7 +414,10 @@ class Explainer(SearchMixin):
         def derive(keys: list[Hashable], integral: Integral, _: list[TokenSource]) -> None:
             results.update(zip(keys, compute(integral), strict=True))
 
-        self._runner.derive(requests, derive)
+        how = self._runner.differentiable("paths")
+        if self.settings.path == "secant":  # which has no path, and need not be recorded for the line between its ends
+            how = replace(how, settings=replace(how.settings, path="straight"))
+        Runner(how).derive(requests, derive)
         return [results[request.key] for request in requests]
 
     def _requests(

@@ -180,6 +180,7 @@ class Method:
             checked[head] = bool((x - known).abs().max() <= 1e-3 * x.abs().max())
         return checked[head]
 
+    @torch.inference_mode(False)
     def hand_on(self, sources: Sequence[TokenSource], cut: Cut) -> list[TokenSource]:
         """Find where what the template's tokens hold at the cut came from, so that it can be handed on to there.
 
@@ -205,6 +206,8 @@ class Method:
         ]
         tails[-1] = partial(_states_of, tails[-1], rows)
         paths = _lines(sources, below, x, states[self.reference], tails[0], step)
+        if not any(map(len, paths.moving)):
+            return list(sources)  # they are their own references
         texts = [source.input.text for source in sources]
         integral = Integral(paths, tails, self.settings, texts)
         with progress.stage(0, 0.5, "tracing special tokens"):

@@ -106,7 +106,8 @@ def choose_layer(method: Method, detail: str) -> int:
     last = max(encoder.num_layers - 1, 0)
     if "text" not in encoder.model.modalities:
         return last
-    lowest = 0 if detail == "fine" else max(encoder.num_layers - FAST_BLOCKS.get(path, 1), 0)
+    blocks = encoder.num_layers if detail == "fine" else FAST_BLOCKS.get(path, 1)
+    lowest = max(encoder.num_layers - min(blocks, _fewest_blocks(method)), 0)
     if lowest == last:
         return last
     key = (identity(encoder.model), encoder.name, method.settings.blocks, method.reference, path, lowest)
@@ -114,6 +115,14 @@ def choose_layer(method: Method, detail: str) -> int:
         requests = _ask("query" if encoder.asymmetric else None)
         _first_smooth[key] = shallowest_smooth(method, requests, lowest)
     return _first_smooth[key]
+
+
+def _fewest_blocks(method: Method) -> int:
+    """Return how many blocks the shallowest of the model's towers for texts has."""
+    encoder = method.encoder
+    tasks = ("query", "document") if encoder.routed and encoder.asymmetric else ()
+    towers = [encoder.tower(source.input) for task in tasks for source in method.read(_ask(task)[:1])]
+    return min((tower.layers for tower in towers), default=encoder.num_layers)
 
 
 def _ask(task: str | None) -> list[Request]:

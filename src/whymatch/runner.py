@@ -123,11 +123,13 @@ class Runner:
             pair = (side, known[b]) if long == a else (known[a], side)
             explanations[pair_of[long]] = method.combine(*pair)
 
-        share = 0.5 if pair_of else 1.0  # of the progress: a projection costs about what its query does
+        cuts: dict[Hashable, Cut] = {}
+        # Of the progress: a projection costs about what its query does.
+        share = 1.0 if not pair_of else 0.5 if plan.batches else 0.0
         with stage(0, share):
-            self._run(plan.batches, sources, derive)
+            self._run(plan.batches, sources, derive, cuts)
         with stage(share, 1):
-            self._run([[long] for long in pair_of], sources, project)
+            self._run([[long] for long in pair_of], sources, project, cuts)
         return [
             explanations[number] if number in explanations else method.combine(known[a], known[b])
             for number, (a, b) in enumerate(pairs)
@@ -185,7 +187,7 @@ class Runner:
             for chunk, part in stages(chunks, list(map(len, chunks))):
                 with part:
                     sources = self._read(chunk)
-                    self._run(schedule.plan(sources).batches, sources, derive)
+                    self._run(schedule.plan(sources).batches, sources, derive, {})
                 done += len(chunk)
                 counter.update(done)
 
@@ -193,11 +195,19 @@ class Runner:
         distinct = {request.key: request for request in requests}
         return dict(zip(distinct, self.differentiable("paths").read(list(distinct.values())), strict=True))
 
-    def _run(self, batches: Sequence[list[Hashable]], sources: dict[Hashable, TokenSource], derive: Derive) -> None:
-        """Run each batch up to the cut, and derive it."""
-        # One cut for each route: where it holds weights of its own, in another precision, they are as large as the
-        # model.
-        cuts: dict[Hashable, Cut] = {}
+    def _run(
+        self,
+        batches: Sequence[list[Hashable]],
+        sources: dict[Hashable, TokenSource],
+        derive: Derive,
+        cuts: dict[Hashable, Cut],
+    ) -> None:
+        """Run each batch up to the cut, and derive it.
+
+        Args:
+            cuts: one for each route, made where it is missing: where it holds weights of its own, in another precision,
+                they are as large as the model.
+        """
         how = self.differentiable("paths")
         weights = [float(sum(len(sources[key].input) * len(sources[key].side) for key in keys)) for keys in batches]
         for keys, part in stages(batches, weights):

@@ -157,14 +157,16 @@ class Integral:
     def _ends(self, paths: Paths, lift: Lift | None, normalizes: bool, dimensions: int | None) -> Segment:
         """Run a segment at the ends of its lines, and check that it does not jump where they begin."""
         count, tail = len(paths), paths.tail
-        # A secant does not see what is between its ends, and whoever records it knows the values there.
         recorded = SecantMap(paths).record_together() if self._settings.path == "secant" else None
-        ends = np.array([0.0, 1.0] if self._settings.path == "secant" else [0.0, NEAR, 1.0])
+        # A secant does not see what is between its ends. Whoever records it runs the segment at the input, but repeats
+        # at the reference only the operations that can be watched: what is missing is measured against a pass there.
+        ends = np.array(
+            [0.0, NEAR, 1.0] if self._settings.path != "secant" else [0.0, 1.0] if recorded is None else [0.0]
+        )
+        points = values(paths.lifted(lift), Nodes.of([(ends, ends)] * count, paths.start))
+        points = points.view(count, len(ends), *points.shape[1:])
         if recorded is not None:
-            points = torch.stack([recorded.r, recorded.x], 1)
-        else:
-            points = values(paths.lifted(lift), Nodes.of([(ends, ends)] * count, paths.start))
-            points = points.view(count, len(ends), *points.shape[1:])
+            points = torch.cat([points, recorded.x[:, None]], 1)
         self._check_finite(to_numpy(points.flatten(1).sum(1)))
         tiny = torch.finfo(points.dtype).tiny
         if points.ndim == 3 and (normalizes or dimensions is not None):

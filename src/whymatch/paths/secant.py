@@ -455,16 +455,16 @@ class SecantMap:
         Raises:
             NoSecantError: an operation has no exact difference quotient.
         """
-        return self._record(range(len(self.paths))) if len(self.paths) <= self._together else None
+        every = torch.arange(len(self.paths), device=self.paths.start.device)
+        return self._record(every) if len(every) <= self._together else None
 
     @property
     def _together(self) -> int:
         """How many secants may be recorded at once: a tape holds about what the activations of both points do."""
         return max(1, self.paths.room // (2 * self.paths.depth + 2))
 
-    def _record(self, inputs: Sequence[int]) -> Recorded:
-        paths, number = self.paths, torch.as_tensor(list(inputs), device=self.paths.start.device)
-        r = paths.start[number]
+    def _record(self, number: Tensor) -> Recorded:
+        paths, r = self.paths, self.paths.start[number]
         return record(lambda x: paths.tail(x, number), r + paths.delta[number], r, self.norm)
 
     def push(self, groups: Tensor) -> Product:
@@ -517,7 +517,7 @@ class SecantMap:
         )
 
     def _pieces(self, count: int) -> Iterator[tuple[Tensor, Recorded, int, Any]]:
-        """Record the secants of as many inputs at once as there is room for.
+        """Record the secants of as many inputs at once as there is room for, unless they have been recorded.
 
         Yields:
             The numbers of these inputs; what was recorded; how many tangents may run together; and a function that adds
@@ -527,7 +527,7 @@ class SecantMap:
         together = len(paths) if self.recorded is not None else self._together
         pieces = torch.split(torch.arange(len(paths), device=paths.start.device), together)
         for i, number in enumerate(pieces):
-            recorded = self.recorded or self._record(number.tolist())
+            recorded = self.recorded or self._record(number)
             size = max(1, min(count, (paths.room - 1) // len(number)))
 
             def share(parts: Sequence[Tensor], i: int = i) -> Iterator[tuple[float, Tensor]]:
