@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -277,6 +278,23 @@ def test_a_path_that_is_rough_is_followed_piece_by_piece():
         alpha, weights = RULES[rule](n)
         slopes = np.stack([steep / np.cosh(np.minimum(steep * np.abs(alpha - place), 300)) ** 2, np.ones(n)], axis=1)
         assert path.total(rule, n) == pytest.approx(weights @ slopes, abs=2e-3)
+
+
+def test_a_small_turn_that_a_polynomial_passes_by_is_followed_too(monkeypatch):
+    class Turning:
+        model, settings = None, SimpleNamespace(layer=0)
+
+        def path_values(self, texts, alpha):
+            alpha = np.asarray(alpha)
+            return [np.stack([0.005 * np.tanh(400 * (alpha - 0.3712)), alpha], axis=1) for _ in texts]
+
+    explainer = Turning()
+    monkeypatch.setattr(accuracy, "Explainer", lambda *_, **__: explainer)
+    (first,) = accuracy._interpolate(explainer, ["a text"], accuracy.LOOK).values()
+    assert first.left_out < accuracy.ROUGH
+    (path,) = accuracy.paths_of(explainer, ["a text"]).values()
+    assert len(path.pieces) > 1
+    assert path.left_out < accuracy.FITS
 
 
 def test_where_an_error_first_is_below_a_bound():

@@ -42,7 +42,9 @@ PAIRS = 50  # at most, of the experiment's pairs
 INTERVALS = 64  # of a path; twice as many where the polynomial leaves out more than LEFT_OUT of an embedding
 LEFT_OUT = 1e-10
 CHECKED = 4  # texts, from the shortest to the longest, whose sums are also computed from tangents
-LOOK, ROUGH = 32, 1e-2  # intervals of a first look; a path of which they leave out more is followed piece by piece
+# Intervals of a first look, and of what they leave out. A path of which more is left out, then or by the most intervals
+# later, is followed piece by piece: a polynomial passes by steps that are shorter than its intervals.
+LOOK, ROUGH, STILL_ROUGH = 32, 1e-3, 1e-6
 PIECES, DEGREE, SHORTEST = 8, 16, 2.0**-13
 FITS = 3e-6  # of an embedding's length: what the last terms of a piece may have; rounding leaves out about 5e-7
 PASSES = {False: LOOK + 3 * INTERVALS, True: 800}  # of a smooth path and of a rough one, for an estimate of the time
@@ -163,7 +165,8 @@ def paths_of(explainer: Explainer, texts: Sequence[str]) -> dict[str, Path]:
             if text not in paths or (len(paths[text].pieces) == 1 and paths[text].left_out > LEFT_OUT)
         ]
         paths |= _interpolate(explainer, unclear, intervals)
-    return paths
+    rough = [text for text, path in paths.items() if len(path.pieces) == 1 and path.left_out > STILL_ROUGH]
+    return paths | {text: follow(quick, text) for text in rough}
 
 
 def _interpolate(explainer: Explainer, texts: Sequence[str], intervals: int) -> dict[str, Path]:
