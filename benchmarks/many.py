@@ -32,7 +32,7 @@ from whymatch.encoders import loading
 
 RESULTS = Path(__file__).parent / "results/many.json"
 LENGTHS = (8, 16, 32, 64)
-LAYERS = (0, 2, 4, 6)
+LAYERS = (0, 3, 5, 6)
 WORDS = (
     *("river", "stone", "bread", "coffee", "window", "garden", "letter", "music"),
     *("winter", "road", "market", "child", "paper", "light", "table", "water"),
@@ -68,7 +68,7 @@ def rates(model: Any) -> list[dict[str, Any]]:
 def precision(model: Any) -> list[dict[str, Any]]:
     """Bytes per text, and what smaller numbers change."""
     rng = random.Random(1)
-    explainer = Explainer(model, detail="fast")
+    explainer = Explainer(model, layer=5)
     rows = []
     for length in LENGTHS:
         texts = [text(length, rng) for _ in range(32)]
@@ -124,7 +124,7 @@ def write_pairs(path: Path, rows: int, seed: int = 0) -> Path:
 
 def overhead(model: Any, rows: int = 2000) -> dict[str, Any]:
     """A batch against the engine alone, taking turns: the same texts decomposed once, the same pairs explained."""
-    explainer = Explainer(model, detail="fast")
+    explainer = Explainer(model, layer=5)
     with tempfile.TemporaryDirectory() as folder:
         file = write_pairs(Path(folder) / "p.jsonl", rows)
         pairs = [tuple(json.loads(line).values()) for line in file.read_text().splitlines()]
@@ -177,7 +177,7 @@ import torch; torch.set_num_threads(cores if engine == "local" else 1)
 from whymatch import Explainer
 from whymatch.corpus import batch
 from whymatch.corpus.ray import Ray
-explainer = Explainer(detail="fast")
+explainer = Explainer(layer=5)
 cluster = None
 if engine == "ray":
     import ray

@@ -219,7 +219,7 @@ def many() -> str:
     lines += ["|" + "---|" * (1 + len(lengths))]
     for layer in layers:
         lines.append(f"| {layer} | " + " | ".join(significant(rates[layer, length]) for length in lengths) + " |")
-    lines += ["", "What a text takes on disk, whatever the layer, and what smaller numbers change (at layer 4):", ""]
+    lines += ["", "What a text takes on disk, whatever the layer, and what smaller numbers change (at layer 5):", ""]
     lines += [
         "| tokens | stored as | bytes | change of a score | of an entry | largest error of a sum |",
         "|" + "---|" * 6,
@@ -235,7 +235,7 @@ def many() -> str:
         f"- Explaining a stored hit of {hit['tokens']} tokens for a decomposed query of {hit['query_tokens']}: "
         f"{hit['milliseconds_median']:.2f} ms.",
         f"- A batch takes {over['ratio']:.2f}× the time of the engine alone ({over['rows']:,} rows of short texts, "
-        "layer 4).",
+        "layer 5).",
         f"- Memory over {flat['rows']:,} rows (short texts, output layer; pages of mapped files included): "
         f"{early:.0f} MiB after {seen:,} of them, {flat['mib'][-1][1]:.0f} MiB at the end.",
     ]
@@ -243,10 +243,10 @@ def many() -> str:
         f"{row['engine']} on {row['cores']} core{'s' if row['cores'] > 1 else ''} {row['rows_per_second']:.0f}"
         for row in results["engines"]
     )
-    lines.append(f"- Rows per second at layer 4, short texts, starting included: {summary}.")
-    seconds = 1 / rates[4, 32]
+    lines.append(f"- Rows per second at layer 5, short texts, starting included: {summary}.")
+    seconds = 1 / rates[5, 32]
     size = next(r["bytes_per_text"] for r in results["precision"] if (r["tokens"], r["precision"]) == (32, "float16"))
-    lines += ["", "On paper, for texts of 32 tokens at layer 4, stored as float16:", ""]
+    lines += ["", "On paper, for texts of 32 tokens at layer 5, stored as float16:", ""]
     lines += ["| texts | core-hours | on 1,000 cores | stored | to move at 10 Gbit/s |", "|" + "---|" * 5]
     for count in (1e6, 1e9):
         hours, stored = count * seconds / 3600, count * size
