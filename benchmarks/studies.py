@@ -30,7 +30,7 @@ LARGEST = 400_000  # bytes of a file that is kept
 # converge. Sums alone, for the accuracy, are cheap above layer 8 and dear below, where paths are followed in pieces.
 PAIRS = 1000
 LAYERS = {12: {9: 100, 11: None, 12: None}, 6: {3: None, 4: None, 5: None, 6: None}}
-SUMS = {12: {**dict.fromkeys(range(9), 6), **dict.fromkeys(range(9, 13), 50)}, 6: dict.fromkeys(range(7), 50)}
+SUMS = {12: {**dict.fromkeys(range(9), 3), **dict.fromkeys(range(9, 13), 50)}, 6: dict.fromkeys(range(7), 50)}
 SHOWN = {12: [7, 8, 9, 10, 11, 12], 6: list(range(7))}
 OF_LAYERS = ("distribution", "cumulative", "models", "pos", "failures", "agreement")
 FEW, CHANGED = 200, 60  # pairs and changes for several models, explained as whymatch does when nobody chooses

@@ -298,7 +298,7 @@ def run(experiment: Experiment) -> Result:
         each.set_xlabel("nodes N")
         each.set_ylabel("|ΣA − score|")
         each.set_title(name, fontsize=9)
-        layers = each.legend(title="layer", fontsize=7, title_fontsize=7, loc="upper right")
+        layers = each.legend(title="layer", fontsize=7, title_fontsize=7, loc="center left", ncols=2)
         each.add_artist(layers)
         rules = [
             each.plot([], [], color="0.3", linestyle=style, label=RULE_NAMES[rule])[0] for rule, style in STYLES.items()
@@ -332,8 +332,12 @@ def run(experiment: Experiment) -> Result:
                 )
             )
         for layer, curves in layers.items():
-            reached = [curves[rule]["reached"][f"{bound:g}"] for rule in STEPS for bound in REACHED]
-            row = ["not by 2,500" if n is None else f"{n:,}" for n in reached]
+            reached = [
+                (curves[rule]["reached"][f"{bound:g}"], max(steps))
+                for rule, steps in STEPS.items()
+                for bound in REACHED
+            ]
+            row = [f"not by {most:,}" if n is None else f"{n:,}" for n, most in reached]
             table.append([name, layer, f"{curves['pairs']}", *row, f"{certain(curves):.0e}"])
     most = max(layer["pairs"] for measured in numbers.values() for layer in measured["layers"].values())
     return Result(
