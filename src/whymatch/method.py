@@ -329,8 +329,12 @@ def project(integral: Integral, sources: Sequence[Source], other: Decomposition)
     has_reference = bool(np.any(other.reference != 0))
     rows = np.vstack([other.contributions, other.reference[None]]) if has_reference else other.contributions
     cotangents = torch.as_tensor(rows).to(integral.end)  # (cotangents, dim)
-    integrated = integral.pull_along(cotangents) if any(map(len, integral.paths.moving)) else None
-    return [_project(integral, integrated, i, source, cotangents, other) for i, source in enumerate(sources)]
+    moves = [len(own) > 0 for own in integral.paths.moving]
+    pulled = integral.pull_along(cotangents) if any(moves) else None
+    return [
+        _project(integral, pulled if moves[i] else None, i, source, cotangents, other)
+        for i, source in enumerate(sources)
+    ]
 
 
 def _project(
@@ -338,7 +342,7 @@ def _project(
 ) -> Projection:
     settings, parts, has_reference = other.settings, len(source.side), len(cotangents) > len(other.contributions)
     products, errors, nodes = cotangents.new_zeros(len(cotangents), parts), np.zeros(parts), 0
-    if integrated is not None and len(integral.paths.moving[i]):
+    if integrated is not None:
         products, errors = integrated.values[i][:, :parts], integrated.errors[i][:parts]
         nodes = integrated.nodes[i]
     moved = 0.0

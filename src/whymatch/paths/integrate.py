@@ -160,9 +160,10 @@ class Integral:
         recorded = SecantMap(paths).record_together() if self._settings.path == "secant" else None
         # A secant does not see what is between its ends. Whoever records it runs the segment at the input, but repeats
         # at the reference only the operations that can be watched: what is missing is measured against a pass there.
-        ends = np.array(
-            [0.0, NEAR, 1.0] if self._settings.path != "secant" else [0.0, 1.0] if recorded is None else [0.0]
-        )
+        if recorded is not None:
+            ends = np.array([0.0])
+        else:
+            ends = np.array([0.0, 1.0] if self._settings.path == "secant" else [0.0, NEAR, 1.0])
         points = values(paths.lifted(lift), Nodes.of([(ends, ends)] * count, paths.start))
         points = points.view(count, len(ends), *points.shape[1:])
         if recorded is not None:

@@ -42,8 +42,8 @@ PAIRS = 50  # at most, of the experiment's pairs
 INTERVALS = 64  # of a path; twice as many where the polynomial leaves out more than LEFT_OUT of an embedding
 LEFT_OUT = 1e-10
 CHECKED = 4  # texts, from the shortest to the longest, whose sums are also computed from tangents
-# Intervals of a first look, and of what they leave out. A path of which more is left out, then or by the most intervals
-# later, is followed piece by piece: a polynomial passes by steps that are shorter than its intervals.
+# A path is followed piece by piece if a polynomial leaves out more than this much of it: ROUGH after a first look with
+# few intervals, STILL_ROUGH with the most. A polynomial misses steps that are shorter than its intervals.
 LOOK, ROUGH, STILL_ROUGH = 32, 1e-3, 1e-6
 PIECES, DEGREE, SHORTEST = 8, 16, 2.0**-13
 FITS = 3e-6  # of an embedding's length: what the last terms of a piece may have; rounding leaves out about 5e-7
