@@ -48,7 +48,7 @@ DEEP: Ways = ALWAYS | {
     "straight 9": ({"path": "straight", "layer": 9}, 16),
     "straight 11": ({"path": "straight", "layer": 11}, ANY),
     "secant 0": ({"path": "secant", "layer": 0}, ANY),
-    "relay 10": ({"path": "relay", "layer": 10}, ANY),
+    "relay 8": ({"path": "relay", "layer": 8}, 16),
     "relay 11": ({"path": "relay", "layer": 11}, ANY),
     "relay 0": ({"path": "relay", "layer": 0}, 8),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -22,17 +24,27 @@ def roughen(model, block: int):
     return model
 
 
+def deepen(model):
+    """Give a model of three blocks two more."""
+    blocks = model[0].model.encoder.layer
+    blocks.extend([deepcopy(blocks[1]), deepcopy(blocks[2])])
+    model[0].model.config.num_hidden_layers = len(blocks)
+    return model
+
+
 def test_the_defaults_go_from_the_input_of_a_smooth_model_by_operations(load):
     why = Explainer(load()).explain(*PAIR)
     assert (why.settings.layer, why.settings.path) == (0, "secant")
     assert why.relative_error <= 1e-3
 
 
-def test_fast_goes_through_the_last_two_blocks_by_secants_and_the_last_one_by_relays(load):
-    explainer = Explainer(load(), detail="fast")
-    assert (explainer.settings.layer, explainer.settings.path) == (1, "secant")
-    assert Explainer(load()).at_detail("fast").settings == explainer.settings
-    assert Explainer(load(), detail="fast", path="relay").settings.layer == 2
+def test_fast_goes_through_the_last_three_blocks_by_secants_and_the_last_one_by_relays(load):
+    model = deepen(load())
+    explainer = Explainer(model, detail="fast")
+    assert (explainer.settings.layer, explainer.settings.path) == (2, "secant")
+    assert Explainer(model).at_detail("fast").settings == explainer.settings
+    assert Explainer(model, detail="fast", path="relay").settings.layer == 4
+    assert Explainer(load(), detail="fast").settings.layer == 0
 
 
 def test_fast_does_not_begin_below_fine(load):
@@ -79,12 +91,12 @@ def test_a_model_is_looked_at_once_and_again_when_it_changes(load, monkeypatch):
     looks = []
     look = policy.shallowest_smooth
     monkeypatch.setattr(policy, "shallowest_smooth", lambda *args: looks.append(args) or look(*args))
-    model = load()
+    model = deepen(load())
     with torch.no_grad():
         model[0].model.embeddings.word_embeddings.weight *= 1.01  # a model that no other test has looked at
     for detail in ("fine", "fine", "fast", "fast"):
         Explainer(model, detail=detail)
-    assert len(looks) == 2  # at all blocks, and at the last two
+    assert len(looks) == 2  # at all blocks, and at the last three
     with torch.no_grad():
         model[0].model.embeddings.word_embeddings.weight *= 1.01
     Explainer(model)
@@ -100,6 +112,7 @@ def test_an_unknown_level_of_detail_is_named(load):
 
 def test_the_papers_own_model_is_explained_by_default():
     explainer = Explainer(real_model("all-mpnet-base-v2"))
-    assert explainer.settings.layer == 10
+    assert explainer.settings.layer == 8
+    assert explainer.at_detail("fast").settings.layer == 9
     why = explainer.explain("A man plays.", "Somebody plays.")
     assert why.relative_error <= 1e-3

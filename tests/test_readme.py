@@ -52,14 +52,15 @@ def test_the_commands_run(minilm, tmp_path, monkeypatch, whymatch):  # noqa: ARG
     commands = [shlex.split(line, comments=True) for line in lines if line.startswith("whymatch")]
     names = [command[1] for command in commands]
     assert names == [
-        *("explain", "explain", "rank", "rank", "highlight", "models", "serve"),
+        *("explain", "explain", "rank", "rank", "highlight", "evaluate", "models", "serve"),
         *("batch", "index", "index", "train", "evaluate-sts", "study"),
     ]
     (tmp_path / "documents.txt").write_text("The coffee is not good.\nI would love some tea.\n")
     (tmp_path / "pairs.csv").write_text("text_a,text_b\nbad coffee,The coffee is not good.\n")
     monkeypatch.chdir(tmp_path)
-    # The browser tests serve, and those of training and of the studies train and study: they take longer than this may.
-    for command in [command for command in commands if command[1] not in ("serve", "train", "evaluate-sts", "study")]:
+    # The browser tests serve, and those of truth, training and studies do the rest, which takes longer than this may.
+    others = ("evaluate", "serve", "train", "evaluate-sts", "study")
+    for command in [command for command in commands if command[1] not in others]:
         said, _ = whymatch(*command[1:], model=False)
         assert said
     assert {path.name for path in tmp_path.iterdir()} == {

@@ -7,8 +7,8 @@ it is ``"relay"``.
 ``fine`` is for a pair that somebody looks at closely, ``fast`` for passages and for many texts. They differ in how many
 blocks they go through, and that depends on the model. A block is *rough* if its hidden states move in steep steps along
 its own line. Explanations that begin below such a block, though exact, predict the model less well. So ``fine`` begins
-after the last rough block, and ``fast`` one or two blocks before the end, if they are not rough. Plain passes over a
-few sentences tell which blocks are rough.
+after the last rough block, and ``fast`` one block before the end, or three by secants, if they are not rough. Plain
+passes over a few sentences tell which blocks are rough.
 
 The measurements behind this are in docs/method.md, "Which map, and where".
 """
@@ -32,10 +32,10 @@ from whymatch.settings import DETAILS
 NORM, DOUBTFUL = "native_layer_norm", {GATE, "rsqrt", "_fused_rms_norm", "as_strided"}
 
 # A path that needs more nodes than this for this tolerance is rough.
-ROUGH, TOLERANCE = 36, 1e-3
+ROUGH, TOLERANCE = 50, 1e-3
 
-# The blocks that ``fast`` goes through. A secant goes through a second one for a fraction of a pass.
-FAST_BLOCKS = {"secant": 2}
+# The blocks that ``fast`` goes through. A secant goes through each for a fraction of a pass.
+FAST_BLOCKS = {"secant": 3}
 
 # Read to find out which blocks are rough: a short sentence and a longer one, of different kinds.
 SENTENCES = (
