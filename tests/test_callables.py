@@ -47,6 +47,31 @@ def test_a_cnn_on_pictures_is_exact(cnn, similarity, fold):
     assert why.unit == "groups"
 
 
+@pytest.mark.parametrize("path", ["straight", "relay", "secant"])
+def test_every_path_is_exact_through_a_list_of_functions(cnn, path):
+    torch.manual_seed(1)
+    x = torch.rand(1, 8, 8).double()
+    dec = decompose_callable(list(cnn), x, torch.zeros_like(x), quarters(), path=path, tolerance=1e-9, name="cnn")
+    assert dec.settings.path == path
+    assert dec.error < 1e-9
+    np.testing.assert_allclose(dec.contributions.sum(0), cnn(x[None])[0].detach(), atol=1e-9)
+    if path != "relay":  # for the others, a list is one function
+        whole = decompose_callable(cnn, x, torch.zeros_like(x), quarters(), path=path, tolerance=1e-9)
+        np.testing.assert_allclose(whole.contributions, dec.contributions, atol=1e-9)
+
+
+def test_a_relay_goes_from_function_to_function():
+    """Its contributions, written out for two functions of two numbers."""
+    first, second = (lambda v: v * v), (lambda v: torch.stack([v[:, 0] * v[:, 1], v[:, 0]], 1))
+    x, r = torch.tensor([3.0, 2.0]).double(), torch.tensor([1.0, 1.0]).double()
+    dec = decompose_callable([first, second], x, r, path="relay", fold_reference=False, tolerance=1e-10)
+    squares, ones = x * x, r * r
+    change = squares - ones  # of the first function, each number by itself
+    middle = (squares + ones) / 2  # the mean of the product's derivative
+    expected = [[change[0] * middle[1], change[0]], [change[1] * middle[0], 0]]
+    np.testing.assert_allclose(dec.contributions, np.array(expected, float), atol=1e-9)
+
+
 def test_the_contributions_are_integrated_gradients(cnn):
     """Each group's, against a sum over many right endpoints that is written out."""
     torch.manual_seed(1)
@@ -138,11 +163,14 @@ def test_an_encoder_of_the_explainer_gives_the_same_as_a_callable(load):
         ({"groups": torch.tensor([0, 0, -1])}, ValueError, "1 numbers of x differ from the reference but belong to no"),
         ({"groups": torch.zeros(4, dtype=torch.long)}, ValueError, "one for each entry of x's first axes"),
         ({"labels": ["a"]}, ValueError, "1 labels for 3 groups"),
-        ({"tolerance": 1e-12}, ValueError, "tolerance=1e-12 cannot be met"),
+        ({"tolerance": 1e-12}, ValueError, "tolerance=1e-12 cannot be taken"),
         ({"similarity": "euclidean"}, ValueError, "similarity='euclidean' is not known"),
         ({"rule": "simpson"}, ValueError, "rule='simpson' is not known"),
         ({"encode": lambda x: x.sum(1)}, ValueError, r"encode must give \(points, dimensions\).* it gives \(1,\)"),
         ({"encode": nn.Dropout()}, ValueError, "Dropout is in training mode"),
+        ({"encode": []}, TypeError, r"encode is \[\]; give a function, or a list of functions"),
+        ({"path": "relay-2"}, ValueError, "path='relay-2' is not known; choose 'straight', 'relay' or 'secant'"),
+        ({"path": "secant", "steps": 5}, ValueError, "steps=5 is a number of nodes, and path='secant' has none"),
     ],
 )
 def test_bad_input_is_named(change, error, message):

@@ -225,6 +225,13 @@ def zoo_paths(model, layer, tolerance, texts=PAIR):
         yield follow(explainer, text)[0]
 
 
+# Models that have parts in single precision, whatever they are given: norms, positions or attention.
+SINGLE = {
+    *("eurobert", "gemma2", "gemma3", "lfm2", "llama", "mamba", "mistral", "modernbert", "mpt", "olmo2", "phi3"),
+    *("qwen2", "qwen3", "t5", "t5-relu"),
+}
+
+
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-6])  # single and double precision
 @pytest.mark.parametrize("layer", [0, 1, -1])
 @pytest.mark.parametrize("kind", sorted(zoo.ARCHITECTURES | zoo.RARE))
@@ -237,8 +244,8 @@ def test_every_architecture_is_exact(load, kind, layer, tolerance):
         length = float(change.norm())
         exact = 1e-5 if paths.start.dtype == torch.float32 else 1e-10
         assert float(product.missing[0]) <= exact * length
-        # Some models have parts in single precision, whatever they are given.
-        assert float((product.values.sum(1) - change).norm()) <= max(exact, 1e-5) * length
+        rounded = 1e-5 if kind in SINGLE else exact
+        assert float((product.values.sum(1) - change).norm()) <= rounded * length
         identity = torch.eye(change.shape[1], dtype=change.dtype)[None]
         pulled = SecantMap(paths, change).pull(identity)
         torch.testing.assert_close(pulled.values, product.values.mT, rtol=0, atol=exact * length)
@@ -359,3 +366,19 @@ def test_special_tokens_of_an_empty_text_hold_nothing_to_share(load, path):
     assert why.a.moved == 0
     assert why.b.moved > 0
     assert why.relative_error <= 1e-3
+
+
+@pytest.mark.parametrize("path", ["straight", "relay", "secant"])
+def test_what_special_tokens_have_is_handed_to_words_and_the_sum_stays(load, path):
+    # Unfolded, since special tokens keep their part of the reference.
+    options = {"layer": 2, "path": path, "fold_reference": False}
+    keep, share = (Explainer(load(), **options, special=special) for special in ("keep", "share"))
+    (kept, other), (shared, _) = keep.decompose(PAIR), share.decompose(PAIR)
+    special = np.array(kept.side.kinds) == "special"
+    np.testing.assert_allclose(shared.contributions.sum(0), kept.contributions.sum(0), atol=1e-4)
+    assert np.abs(shared.contributions[special]).max() < 1e-4 < np.abs(kept.contributions[special]).max()
+    moved = np.linalg.norm(kept.contributions[special].sum(0)) / np.linalg.norm(kept.embedding)
+    assert shared.side.moved == pytest.approx(moved, rel=0.5)
+    assert "what special tokens have is shared (" in share.explain(*PAIR).derivation
+    with pytest.raises(ValueError, match="do not belong together: special is 'share' for the first and 'keep'"):
+        Explainer.pair(shared, other)

@@ -19,7 +19,7 @@ from whymatch.settings import check_settings, warn_missed
 
 
 def decompose_callable(
-    encode: Callable[[Tensor], Tensor],
+    encode: Callable[[Tensor], Tensor] | Sequence[Callable[[Tensor], Tensor]],
     x: Tensor,
     reference: Tensor,
     groups: Tensor | None = None,
@@ -28,6 +28,7 @@ def decompose_callable(
     name: str | None = None,
     fold_reference: bool = True,
     similarity: Literal["cosine", "dot"] = "cosine",
+    path: Literal["straight", "relay", "secant"] = "straight",
     rule: Literal["gauss", "midpoint", "right"] = "gauss",
     steps: int | None = None,
     tolerance: float = 1e-3,
@@ -37,6 +38,7 @@ def decompose_callable(
 
     Args:
         encode: maps a batch (points, *shape) to embeddings (points, dimensions), each computed from its own point only.
+            It may be a list of functions, each of which takes what the one before it gives.
         x: one input of any shape, without a batch axis.
         reference: what stands for nothing, of the same shape.
         groups: the number of the group of each cell, from 0; −1 for cells that belong to none, which must not differ
@@ -44,12 +46,19 @@ def decompose_callable(
             a group.
         labels: what to call the groups.
         name: what to call the encoder; decompositions with the same name can be paired. None uses the object itself.
+        path: as for :class:`Explainer`. A relay goes from function to function of a list.
         batch_size: how many plain passes may be held at once.
 
     The other settings are those of :class:`Explainer`. The derivatives have x's own precision.
     """
+    parts = [encode] if callable(encode) else list(encode)
+    if not parts or not all(map(callable, parts)):
+        raise TypeError(f"encode is {encode!r:.80}; give a function, or a list of functions")
+    if path not in ("straight", "relay", "secant"):
+        raise ValueError(f"path={path!r} is not known; choose 'straight', 'relay' or 'secant'")
     settings = check_settings(
         model=name or f"{getattr(encode, '__qualname__', type(encode).__name__)} at {id(encode):#x}",
+        path=path,
         reference="given",
         fold_reference=fold_reference,
         similarity=similarity,
@@ -58,10 +67,11 @@ def decompose_callable(
         tolerance=tolerance,
         least_tolerance=1e-5 if _check_dtype(x) == torch.float32 else 8 * torch.finfo(torch.float64).eps,
     )
-    if isinstance(encode, nn.Module) and encode.training:
-        raise ValueError(
-            f"{type(encode).__name__} is in training mode, where dropout and batches change it: call eval()"
-        )
+    for part in parts:
+        if isinstance(part, nn.Module) and part.training:
+            raise ValueError(
+                f"{type(part).__name__} is in training mode, where dropout and batches change it: call eval()"
+            )
     if not isinstance(reference, Tensor) or reference.shape != x.shape:
         shape = tuple(reference.shape) if isinstance(reference, Tensor) else type(reference).__name__
         raise ValueError(f"the reference must have the shape of x, {tuple(x.shape)}, not {shape}")
@@ -71,20 +81,28 @@ def decompose_callable(
     owner, count = _check_groups(groups, x, reference)
     if labels is not None and len(labels) != count:
         raise ValueError(f"{len(labels)} labels for {count} groups; give one for each, or none")
+
+    def follow(steps: Sequence[Callable[[Tensor], Tensor]]) -> Callable[[Tensor, Tensor], Tensor]:
+        def tail(points: Tensor, _: Tensor) -> Tensor:
+            with plain_attention():
+                for step in steps:
+                    points = step(points)
+            return points
+
+        return tail
+
+    tails = [follow([part]) for part in parts] if path == "relay" else [follow(parts)]
     with torch.no_grad():
-        embedding = encode(x[None])
+        embedding = x[None]
+        for part in parts:
+            embedding = part(embedding)
     if not isinstance(embedding, Tensor) or embedding.ndim != 2 or len(embedding) != 1:
         shape = tuple(embedding.shape) if isinstance(embedding, Tensor) else type(embedding).__name__
         raise ValueError(
             f"encode must give (points, dimensions); for one point of shape {tuple(x.shape)} it gives {shape}"
         )
-
-    def tail(points: Tensor, _: Tensor) -> Tensor:
-        with plain_attention():
-            return encode(points)
-
     paths = Paths(
-        tail=tail,
+        tail=tails[0],
         start=reference[None],
         delta=(x - reference)[None],
         owner=owner[None],
@@ -101,7 +119,7 @@ def decompose_callable(
         unit="group",
     )
     source = Source(side, cells / cells.sum(), np.asarray(embedding.detach().cpu())[0])
-    (decomposition,) = decompose(Integral(paths, [tail], settings, [settings.model]), [source], settings)
+    (decomposition,) = decompose(Integral(paths, tails, settings, [settings.model]), [source], settings)
     warn_missed([(decomposition.error, decomposition.nodes)], settings.text_tolerance, settings, "inputs")
     return decomposition
 

@@ -509,7 +509,7 @@ def _rows(derived: Derived) -> Floats:
 
 def check_alike(a: Settings, b: Settings) -> None:
     """Raise an error unless results with these settings can be combined."""
-    for name in ("model", "layer", "path", "reference", "fold_reference", "similarity", "blocks"):
+    for name in ("model", "layer", "path", "reference", "fold_reference", "similarity", "blocks", "special"):
         first, second = getattr(a, name), getattr(b, name)
         if first != second:
             raise ValueError(

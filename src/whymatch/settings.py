@@ -99,6 +99,8 @@ def check_settings(
             raise ValueError(f"samples={steps!r} is not a number of texts to embed; give 2 or more, or None")
     elif steps is not None and (not is_int(steps) or not 1 <= steps <= most):
         raise ValueError(f"steps={steps!r} is not a number of nodes; give 1 to {most:,}, or None for the tolerance")
+    if steps is not None and path == "secant":
+        raise ValueError(f"steps={steps!r} is a number of nodes, and path='secant' has none; choose another path")
     if similarity not in SIMILARITIES + MAXSIM:
         raise ValueError(f"similarity={similarity!r} is not known; choose 'cosine', 'dot' or None, the model's own")
     if mask is not None and not isinstance(mask, str):
@@ -111,8 +113,8 @@ def check_settings(
         raise ValueError(f"special={special!r} is not known; choose {' or '.join(map(repr, SPECIAL))}")
     if not isinstance(tolerance, int | float) or not least_tolerance <= tolerance <= 1:
         raise ValueError(
-            f"tolerance={tolerance!r} cannot be met; give {least_tolerance:.0e} to 1: the encoder's own arithmetic is "
-            "no more exact than that"
+            f"tolerance={tolerance!r} cannot be taken; give {least_tolerance:.0e}, which is how exact the encoder's "
+            "own arithmetic is, to 1, the score itself"
         )
     return Settings(
         model=model,

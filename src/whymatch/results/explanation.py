@@ -164,7 +164,10 @@ class Explanation:
             return f"Shapley values from {self.nodes[0]:,} and {self.nodes[1]:,} embeddings, words {left_out}"
         if self.path == "none":
             return PATHLESS["none"]
-        return f"layer {self.layer}, {self.path} path"
+        shared = ""
+        if self.settings.special == "share":
+            shared = f", what special tokens have is shared ({self.a.moved:.0%} and {self.b.moved:.0%} of the texts)"
+        return f"layer {self.layer}, {self.path} path{shared}"
 
     @property
     def unit(self) -> str:
