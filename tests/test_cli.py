@@ -211,7 +211,7 @@ def test_quiet_prints_score_and_error_only(whymatch):
     [
         (["explain", "a", "b", "--layer", "9"], "layer 9 is out of range; this model has 3 blocks"),
         (["explain", "a", "b", "--rule", "simpson"], "rule='simpson' is not known"),
-        (["explain", "a", "b", "--tolerance", "0"], "tolerance=0.0 cannot be met"),
+        (["explain", "a", "b", "--tolerance", "0"], "tolerance=0.0 cannot be taken"),
         (["explain", "a", "b", "--similarity", "x"], "similarity='x' is not known"),
         (["explain", "a", "b", "--steps", "0"], "steps=0 is not a number of nodes"),
         (["explain", "a", "b\udcff"], "lone surrogate (U+DCFF)"),

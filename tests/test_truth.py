@@ -39,7 +39,7 @@ from whymatch.truth import (
     sanity,
 )
 from whymatch.truth.asking import append_line, keep_words, read_lines, seeded
-from whymatch.truth.controls import Twins
+from whymatch.truth.controls import CHANGED, Twins
 from whymatch.truth.data import sample, split_half
 from whymatch.truth.deletions import KEPT, Coalitions, draw
 from whymatch.truth.evaluation import Plan, find_files, make_jobs
@@ -497,6 +497,7 @@ def test_sanity_tells_equal_models_from_shuffled_ones(load):
     assert names <= set(result.estimates)
     assert result.estimates["equal"].value < 1e-3
     assert all(abs(result.estimates[name].value) < 0.999 for name in names)
+    assert result.estimates["shuffled_from_0"].value < CHANGED
     # A function can be judged too, as far as that goes.
     alone = sanity(exact, PAIRS[:2], model=Model(load("bert")))
     assert set(alone.estimates) == {"passed", "equal", "copied", "copied_first", "random"}
@@ -597,12 +598,29 @@ def test_evaluate(whymatch, tmp_path):
         (["coalitions", "--data", "x.csv", "--out", "out", "--method", "magic"], "there is no baseline 'magic'"),
         (["coalitions", "--data", "x.txt", "--out", "out"], "'x.txt' is not a file that a test can read"),
         (["coalitions", "--data", "x.csv", "--out", "out", "--max-words", "1"], "no pair whose texts have 1 words"),
+        (["coalitions", "--data", "x.csv", "--out", "out", "--split", "dev"], "'x.csv' has no pair in its half for"),
+        (
+            ["coalitions", "--data", "x.csv", "--out", "out", "--columns", "text_a,c"],
+            "'x.csv' has no column 'c'; it has",
+        ),
+        (["coalitions", "--data", "x.csv", "--out", "out", "--reference", "zero"], "--reference 'zero' is neither pad"),
+        (["coalitions", "--data", "x.csv", "--out", "out", "--method", "token-cosine:99"], "layer 99 is out of range"),
+        (
+            ["coalitions", "--data", "x.csv", "--out", "out", "--method", "unfolded", "--path", "relay"],
+            "unfolded is the paper's form, whose path is straight, not relay",
+        ),
+        (["--quick", "--data", "."], "--data '.' is a folder; --quick reads files of pairs"),
+        (["--quick", "--data", "x.csv", "--layer", "1"], "--quick chooses its tests and settings itself, and writes"),
+        (["answers", "--data", "x.json", "--out", "out"], "'x.json' is not in the format of SQuAD, where data have"),
+        (["coalitions", "--data", "y.csv", "--out", "out"], "there is no value for coalitions, "),
     ],
 )
 def test_evaluate_refuses(whymatch, tmp_path, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
     Path("x.csv").write_text("text_a,text_b\nbad coffee,the coffee\n")
     Path("x.txt").write_text("bad coffee\n")
+    Path("x.json").write_text("{}")
+    Path("y.csv").write_text("text_a,text_b\ncoffee,coffee\n")
     _, err = whymatch("evaluate", *args, code=2)
     assert message in err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from whymatch.cli.common import Models, echo, names_of
+from whymatch.cli.common import Models, echo, names_of, reference_of
+
+QUICK = ("quick", "data", "model", "pairs", "seed", "columns")  # what --quick does not choose itself
 
 
 def evaluate(
+    context: typer.Context,
     tests: Annotated[
         list[str] | None,
         typer.Argument(
@@ -77,14 +81,22 @@ def evaluate(
             show_default="everything",
         ),
     ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Of tables of pairs: the columns of the two texts.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides which pairs, and which words are removed.")] = 0,
 ) -> None:
     """Test how far explanations can be believed: against the model itself, and against people."""
     from whymatch.truth import evaluation, report
     from whymatch.truth.runs import read_results
 
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if quick:
-        _advise(model or [None], data, seed)
+        if others := [name for name in given if name not in QUICK]:
+            flags = ", ".join("TEST" if name == "tests" else f"--{name.replace('_', '-')}" for name in others)
+            raise ValueError(f"--quick chooses its tests and settings itself, and writes no file: leave out {flags}")
+        _advise(model or [None], data, names_of(columns), pairs if "pairs" in given else None, seed)
         return
     if out is None or not tests:
         raise ValueError("say which tests to run, or all, and --out DIR; --quick needs neither")
@@ -92,13 +104,13 @@ def evaluate(
     options: dict[str, list[Any]] = {
         "layer": _numbers(layer),
         "path": _names(path),
-        "reference": _names(reference),
+        "reference": [reference_of(each) for each in _names(reference)],
         "special": _names(special),
         "detail": _names(detail),
         "tolerance": [tolerance],
     }
-    given = {name: values for name, values in options.items() if values != [None]}
-    settings = [dict(zip(given, values, strict=True)) for values in product(*given.values())]
+    chosen = {name: values for name, values in options.items() if values != [None]}
+    settings = [dict(zip(chosen, values, strict=True)) for values in product(*chosen.values())]
     if not fold:
         settings = [each | {"fold_reference": False} for each in settings]
     plan = evaluation.Plan(
@@ -113,24 +125,42 @@ def evaluate(
         split=split,
         seed=seed,
         max_words=max_words,
+        columns=names_of(columns),
     )
+    without = []
     for result in evaluation.run(plan, out, say=echo, progress=True):
         name = f"{result.test}, {Path(str(result.settings['model'])).name}, {result.settings['subject']}"
         echo(f"{name}: {result.failure or f'{result.headline} {result.estimates[result.headline]}'}")
+        if math.isnan(result.value):
+            without.append(name)
     echo(f"written: {report.write(read_results(out), out / 'report.html')}")
+    if without:
+        raise ValueError(
+            f"there is no value for {'; '.join(without[:3])}: the pairs are too few, or too alike; are these the right "
+            f"columns of {', '.join(path.name for path in data)}?"
+        )
 
 
-def _advise(models: Sequence[str | None], data: Sequence[Path], seed: int) -> None:
+def _advise(
+    models: Sequence[str | None],
+    data: Sequence[Path],
+    columns: Sequence[str] | None,
+    count: int | None,
+    seed: int,
+) -> None:
     from whymatch.encoders.loading import load
-    from whymatch.truth.advice import PAIRS, advise
+    from whymatch.truth.advice import NOTE, PAIRS, advise
     from whymatch.truth.data import read_pairs, sample
 
-    pairs = sample([pair for file in data for pair in read_pairs(file)], PAIRS, seed)
+    for place in data:
+        if place.is_dir():
+            raise ValueError(f"--data {str(place)!r} is a folder; --quick reads files of pairs: name one of its files")
+    pairs = sample([pair for file in data for pair in read_pairs(file, columns)], count or PAIRS, seed)
     for name in models:
         loaded, full_name = load(name, None)
         echo(f"{full_name}, {len(pairs)} pairs: how well sums of entries predict scores when words are missing")
-        advice = advise(loaded, pairs, name=full_name, seed=seed, say=echo)
-        echo(f"\n{advice.trust}\nuse: {advice.flags or 'the defaults'}")
+        advice = advise(loaded, pairs, name=full_name, seed=seed, say=echo, progress=True)
+        echo(f"\n{advice.trust}\n{NOTE}\nuse: {advice.flags or 'the defaults'}")
 
 
 def _names(text: str | None) -> list[Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from whymatch.explainer import Explainer
+from whymatch.progress import track
 from whymatch.truth.asking import Model
 from whymatch.truth.baselines import leave_one_out, token_cosine
 from whymatch.truth.deletions import Coalitions
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 PAIRS = 12
 SECONDS = 120.0  # that one setting may take
 MARGIN = 0.01  # a gain too small to be worth a longer wait
+NOTE = "(This is about what removing words does. Whether words are matched as people match them is the test alignment.)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ class Advice:
             for each in sorted(self.results, key=lambda each: -each.value)
         ]
         lines += [f"{name}: left out: {reason}" for name, reason in self.skipped.items()]
-        return "\n".join([*lines, self.trust, f"use: {self.flags or 'the defaults'}"])
+        return "\n".join([*lines, self.trust, NOTE, f"use: {self.flags or 'the defaults'}"])
 
 
 def candidates(layers: int) -> list[dict[str, Any]]:
@@ -87,6 +89,7 @@ def advise(
     seconds: float = SECONDS,
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
+    progress: bool = False,
 ) -> Advice:
     """Try a few settings on a few pairs, and say which to use.
 
@@ -97,6 +100,7 @@ def advise(
         seconds: how long one setting may take; the first pair tells.
         seed: decides which words are removed.
         say: called with a line of text for each setting that has been tried.
+        progress: show a bar.
     """
     items = list(pairs)
     if len(items) < 2:
@@ -106,7 +110,8 @@ def advise(
     results: list[Result] = []
     skipped: dict[str, str] = {}
     tried: dict[int, Mapping[str, Any]] = {}
-    for settings, subject in _subjects(model, asked):
+    ways = 2 + len(candidates(asked.encoder.num_layers))
+    for settings, subject in track(_subjects(model, asked), "settings", ways, enabled=progress):
         start = time.perf_counter()
         first = judge(test, subject, items[:1])
         each = time.perf_counter() - start

@@ -427,9 +427,10 @@ def named(name: str, model: Model) -> list[Any]:
     options = {"token-cosine": token_cosine, "shapley": shapley, "retrivex": Retrivex}
     if number and kind in options:
         try:
-            return [options[kind](model, int(number))]  # type: ignore[operator]
+            value = int(number)
         except ValueError:
             raise ValueError(f"{name!r}: {number!r} is not a number; write {kind}:3, or {kind}") from None
+        return [options[kind](model, value)]  # type: ignore[operator]
     if name == "token-cosine":
         return [token_cosine(model, layer) for layer in range(model.encoder.num_layers + 1)]
     if name not in BASELINES:

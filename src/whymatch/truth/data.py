@@ -202,8 +202,10 @@ def read_questions(path: str | os.PathLike[str]) -> list[Question]:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {os.fspath(path)!r}") from None
     except (ValueError, KeyError, TypeError, OverflowError) as error:
+        what = f"there is no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{os.fspath(path)!r} is not in the format of SQuAD: {type(error).__name__}: {error}"
+            f"{os.fspath(path)!r} is not in the format of SQuAD, where data have paragraphs, and these a context and "
+            f"qas with a question and answers: {what}"
         ) from None
     if not questions:
         raise ValueError(f"{os.fspath(path)!r} holds no question with an answer")

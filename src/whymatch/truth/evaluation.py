@@ -72,6 +72,7 @@ class Plan:
         split: ``"dev"`` or ``"test"``, or None for everything.
         seed: decides which pairs, and which words are removed.
         max_words: leave out pairs with a text of more words; None takes all.
+        columns: of tables of pairs: those of the two texts; None finds them.
     """
 
     tests: Sequence[str]
@@ -85,6 +86,7 @@ class Plan:
     split: str | None = None
     seed: int = 0
     max_words: int | None = None
+    columns: Sequence[str] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -147,7 +149,7 @@ def split_named(path: Path) -> str | None:
 
 def read(kind: str, path: Path, plan: Plan) -> tuple[list[Any], dict[str, Any]]:
     """Read items from a file, and name the split that they are."""
-    items = list(READERS[kind](path))
+    items = data.read_pairs(path, plan.columns) if kind == "pairs" else list(READERS[kind](path))
     own = split_named(path) if kind == "pairs" else None
     if own is not None and plan.split not in (None, own):
         raise ValueError(f"{str(path)!r} is named as the split {own!r}, and --split says {plan.split!r}")
@@ -179,7 +181,9 @@ def make_jobs(plan: Plan, files: Mapping[str, Sequence[Path]], model: Any, name:
         for path in files[READS[test]]:
             items, description = read(READS[test], path, plan)
             if not items:
-                raise ValueError(f"{str(path)!r} has no pair whose texts have {plan.max_words} words or fewer")
+                short = "" if plan.max_words is None else f" whose texts have {plan.max_words} words or fewer"
+                of_split = "" if plan.split is None else f" in its half for {plan.split!r}"
+                raise ValueError(f"{str(path)!r} has no pair{short}{of_split}")
             twins = Twins(asked, [text for item in items[:4] for text in texts_of(item)], plan.seed)
             for subject in subjects:
                 tests = make_tests(plan, test, subject, asked, twins)
@@ -199,6 +203,9 @@ def make_subjects(plan: Plan, model: Any, name: str, out: Path) -> tuple[list[An
         elif each == "unfolded":  # the paper's own form, of the same model
             paper = {"path": "straight", "fold_reference": False}
             straight = [dict(each) | paper for each in plan.settings if each.get("path") in (None, "straight")]
+            if not straight:
+                paths = ", ".join(dict.fromkeys(str(each["path"]) for each in plan.settings))
+                raise ValueError(f"unfolded is the paper's form, whose path is straight, not {paths}; add it to --path")
             subjects += [Subject(Explainer(model, **settings), name) for settings in straight]
         else:
             subjects += baselines.named(each, asked)

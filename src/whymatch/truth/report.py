@@ -31,7 +31,7 @@ MEANINGS = {
     "chunks": "The F1 of links between chunks, against people's.",
     "answers": "The mean reciprocal rank of the sentence with the answer, by what each sentence adds to the score.",
     "sanity": "The share of checks passed: it changes with the model's weights, not with how the model is written, and "
-    "a word copied to the other text is its own strongest partner.",
+    "a word gains when it is copied to the other text.",
 }
 WIDTH, LINE = 640, 22  # of a chart, and of each of its lines, in pixels
 
