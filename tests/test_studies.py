@@ -516,6 +516,17 @@ def test_how_long_it_will_take(models, tmp_path):
     assert all(each > 0 for each in seconds.values())
     studies.run("distribution", chosen)
     assert studies.foresee(["distribution"], chosen) == {}
+    seconds = studies.foresee(["performance", "models", "layers"], experiment(models[:1], tmp_path / "other"))
+    assert list(seconds) == [f"{label}, {name}" for name in ("performance", "models", "layers")]
+    assert all(each > 0 for each in seconds.values())
+
+
+def test_pairs_bound_the_accuracy_only_if_somebody_says_how_many(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(accuracy, "PAIRS", 3)
+    every = read_scored_pairs(PAIRS)
+    for pairs, counted in ((None, 3), (5, 5)):
+        chosen = Experiment(models[:1], every, tmp_path, pairs=pairs, device="cpu")
+        assert len(accuracy.pairs_at(chosen, chosen.subjects[0], 1)) == counted
 
 
 def test_a_study_depends_on_what_it_uses_and_on_nothing_else(models, tmp_path):
@@ -538,6 +549,12 @@ def test_a_study_depends_on_what_it_uses_and_on_nothing_else(models, tmp_path):
         assert (first.inputs(depends) == further.inputs(depends)) == same_layers
 
 
+def without_the_output(result):
+    """Return a result of studies of layers as if the output had not been studied."""
+    numbers = {name: {layer: at for layer, at in each.items() if layer != "3"} for name, each in result.numbers.items()}
+    return replace(result, numbers=numbers)
+
+
 def test_the_report_is_one_page_that_asks_for_nothing(finished):
     chosen, results = finished
     path = report.write(results, chosen)
@@ -551,6 +568,8 @@ def test_the_report_is_one_page_that_asks_for_nothing(finished):
     assert 5 <= len(lines) <= 10
     assert {line.sure for line in lines} == {"only a hint"}  # eight pairs
     assert page.index(lines[0].claim) < page.index("<nav>")
+    claims = {line.claim for line in verdicts.verdicts({"distribution": without_the_output(results["distribution"])})}
+    assert claims == {"38 % of attributions are negative at the last layer before the output"}
     assert page.count("<svg") == sum(len(result.files) for result in results.values())
     assert page.count("data:application/json;base64,") == len(results)
     assert "minutes in all" in page

@@ -19,7 +19,8 @@ NAMES = (
 def study(name: str) -> Any:
     """Import the module of a study.
 
-    It has a function ``run``, and ``DEPENDS``, which names what the result depends on besides the models.
+    It has a function ``run``, and ``DEPENDS``, which names what the result depends on besides the models. It may have a
+    function ``foresee``, which estimates its time; others take as long as the texts that they depend on.
     """
     if name not in NAMES:
         raise ValueError(f"there is no study {name!r}; choose one of {', '.join(NAMES)}, or all")
@@ -54,9 +55,12 @@ def why_skipped(name: str, experiment: Experiment) -> str | None:
 
 def foresee(names: Iterable[str], experiment: Experiment) -> dict[str, float]:
     """Estimate how many seconds the studies will take, by model and layer; those that are finished take none."""
-    waiting = [name for name in names if not experiment.is_finished(name, study(name))]
-    seconds = experiment.foresee({each for name in waiting for each in study(name).DEPENDS if name != "accuracy"})
-    return seconds | (study("accuracy").foresee(experiment) if "accuracy" in waiting else {})
+    waiting = [study(name) for name in names if not experiment.is_finished(name, study(name))]
+    own = [each for each in waiting if hasattr(each, "foresee")]
+    seconds = experiment.foresee({what for each in waiting if each not in own for what in each.DEPENDS})
+    for each in own:
+        seconds |= each.foresee(experiment)
+    return seconds
 
 
 def run(name: str, experiment: Experiment) -> Result:

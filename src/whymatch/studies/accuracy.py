@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.polynomial import chebyshev
@@ -24,6 +24,9 @@ from whymatch.explainer import Explainer
 from whymatch.quadrature import RULES, USUAL
 from whymatch.studies import charts
 from whymatch.studies.experiment import Comparison, Experiment, Result, Subject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEPENDS = ("pairs", "every layer")
 STEPS = {
@@ -36,9 +39,9 @@ PAPER_SHALLOW = (
     "shallower than 7: has not started converging by 2,500 (S-MPNet, 12 layers); RoBERTa, as deep, has at every layer "
     "((1 ± 1)e-2 at the input); S-distilRoBERTa, 6 layers, converges readily at every layer"
 )
-STYLES = {"right": "-", "gauss": "--"}
+SMALLEST = 1e-8  # of the errors that are drawn
 REACHED = (1e-2, 1e-3, 1e-5)
-PAIRS = 50  # at most, of the experiment's pairs
+PAIRS = 50  # of the experiment's pairs, unless somebody says how many
 INTERVALS = 64  # of a path; twice as many where the polynomial leaves out more than LEFT_OUT of an embedding
 LEFT_OUT = 1e-10
 CHECKED = 4  # texts, from the shortest to the longest, whose sums are also computed from tangents
@@ -241,7 +244,8 @@ def layer_of(subject: Subject, layer: int, pairs: Sequence[tuple[str, str]]) -> 
 def pairs_at(experiment: Experiment, subject: Subject, layer: int) -> list[tuple[str, str]]:
     """Choose the pairs whose sums are measured at a layer."""
     pairs = experiment.sample_at(subject, layer).texts
-    return random.Random(experiment.seed).sample(pairs, min(PAIRS, len(pairs)))
+    most = PAIRS if experiment.asked_pairs is None else len(pairs)
+    return random.Random(experiment.seed).sample(pairs, min(most, len(pairs)))
 
 
 def study(experiment: Experiment, subject: Subject) -> dict[str, Any]:
@@ -279,31 +283,40 @@ def certain(layer: dict[str, Any]) -> float:
     return max(*(float(layer[key]) for key in UNCERTAIN), 1e-14)
 
 
-def run(experiment: Experiment) -> Result:
-    numbers = {subject.label: study(experiment, subject) for subject in experiment.subjects}
-    figure, axes = charts.panels(len(numbers), 6.4, 4.8, across=2)
-    for each, (name, measured) in zip(axes, numbers.items(), strict=True):
-        colours = charts.colours(len(measured["layers"]))
-        for (layer, curves), colour in zip(measured["layers"].items(), colours, strict=True):
-            for rule, style in STYLES.items():
-                curve = curves[rule]
-                mean, std = np.array(curve["mean"]), np.array(curve["std"])
-                mean = np.where(mean >= certain(curves), mean, np.nan)  # what is below is not certain
-                each.plot(curve["steps"], mean, color=colour, linestyle=style, label=layer if rule == "right" else None)
-                each.fill_between(
-                    curve["steps"], np.maximum(mean - std, mean / 10), mean + std, color=colour, alpha=0.1
-                )
+def reached(layer: dict[str, Any], rule: str, bound: float) -> str:
+    """Say how many nodes a rule needs for a bound."""
+    if bound < certain(layer):
+        return "not certain"
+    n = layer[rule]["reached"][f"{bound:g}"]
+    return f"not by {max(STEPS[rule]):,}" if n is None else f"{n:,}"
+
+
+def draw(numbers: dict[str, Any]) -> Figure:
+    """Draw the errors of each model, a panel for each rule."""
+    figure, axes = charts.panels(len(STEPS) * len(numbers), 5.2, 4.2, across=len(STEPS), same="y")
+    places = [(name, rule) for name in numbers for rule in STEPS]
+    for each, (name, rule) in zip(axes, places, strict=True):
+        layers = numbers[name]["layers"]
+        for (layer, curves), colour in zip(layers.items(), charts.colours(len(layers)), strict=True):
+            steps, mean, std = (np.array(curves[rule][key]) for key in ("steps", "mean", "std"))
+            mean = np.where(mean >= max(certain(curves), SMALLEST), mean, np.nan)
+            if np.isnan(mean).all():
+                continue
+            each.plot(steps, mean, color=colour, label=layer)
+            each.fill_between(steps, np.maximum(mean - std, mean / 10), mean + std, color=colour, alpha=0.1)
         each.set_xscale("log")
         each.set_yscale("log")
         each.set_xlabel("nodes N")
         each.set_ylabel("|ΣA − score|")
-        each.set_title(name, fontsize=9)
-        layers = each.legend(title="layer", fontsize=7, title_fontsize=7, loc="center left", ncols=2)
-        each.add_artist(layers)
-        rules = [
-            each.plot([], [], color="0.3", linestyle=style, label=RULE_NAMES[rule])[0] for rule, style in STYLES.items()
-        ]
-        each.legend(handles=rules, fontsize=7, loc="lower right")
+        each.set_title(f"{name}: {RULE_NAMES[rule]}", fontsize=9)
+        if each.lines:
+            each.legend(title="layer", fontsize=7, title_fontsize=7, loc="lower left", ncols=2)
+    return figure
+
+
+def run(experiment: Experiment) -> Result:
+    numbers = {subject.label: study(experiment, subject) for subject in experiment.subjects}
+    figure = draw(numbers)
     compared = []
     bounds = [f"{bound:g}, {rule}" for rule in STEPS for bound in REACHED]
     table = [["model", "layer", "pairs", *bounds, "certain down to"]]
@@ -332,12 +345,7 @@ def run(experiment: Experiment) -> Result:
                 )
             )
         for layer, curves in layers.items():
-            reached = [
-                (curves[rule]["reached"][f"{bound:g}"], max(steps))
-                for rule, steps in STEPS.items()
-                for bound in REACHED
-            ]
-            row = [f"not by {most:,}" if n is None else f"{n:,}" for n, most in reached]
+            row = [reached(curves, rule, bound) for rule in STEPS for bound in REACHED]
             table.append([name, layer, f"{curves['pairs']}", *row, f"{certain(curves):.0e}"])
     most = max(layer["pairs"] for measured in numbers.values() for layer in measured["layers"].values())
     return Result(
@@ -349,8 +357,8 @@ def run(experiment: Experiment) -> Result:
             f"{INTERVALS + 1} or {2 * INTERVALS + 1} points, in double precision; a path on which the embedding moves "
             "in steep steps is followed piece by piece, with some hundred points where it is steep. Sums of tangents, "
             "computed for a few texts at every layer, say how far that is from the truth. Errors smaller than this "
-            "(the table's last column) are not shown: a layer without a curve, such as an output that is only a mean "
-            "over tokens, has none larger.",
+            f"(the table's last column), or than {SMALLEST:.0e}, are not drawn: a layer without a curve, such as an "
+            "output that is only a mean over tokens, has none larger. All panels have one scale of errors.",
         ],
         compared=compared,
         tables={"The N at which the mean error first is below a bound": table},

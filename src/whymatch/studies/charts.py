@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # For layers: from dark to light, so that their order shows even without colour.
 SEQUENCE = "viridis"
 CELL = 0.27  # inches
+LETTER = 0.07  # inches, of the labels of heat maps
+NUMBERED = 400  # cells of a heat map; in a larger one, their numbers would be a blur
 
 
 def panels(
@@ -57,27 +59,38 @@ def colours(count: int) -> list[Any]:
     return [mpl.colormaps[SEQUENCE](value) for value in np.linspace(0.05, 0.85, max(count, 2))][:count]
 
 
-def matrices(explanations: Sequence[Explanation], titles: Sequence[str], across: int = 3) -> Figure:
-    """Draw heat maps side by side, with one scale around zero and its bar; numbers in the cells are hundredths."""
+def matrices(
+    explanations: Sequence[Explanation], titles: Sequence[str], across: int = 3, beside: Sequence[Explanation] = ()
+) -> Figure:
+    """Draw heat maps side by side, with one scale around zero and its bar; numbers in the cells are hundredths.
+
+    The scale is also that of explanations in other figures, which are compared with these (``beside``).
+    """
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
     scale = LinearSegmentedColormap.from_list("signed", [np.array(c) / 255 for c in (NEGATIVE, ZERO, POSITIVE)])
-    lines = [explanations[i : i + across] for i in range(0, len(explanations), across)]
-    # All panels have cells of one size.
-    heights = [1.3 + CELL * max(len(why.tokens_a) for why in line) for line in lines]
-    columns = [[line[i] for line in lines if i < len(line)] for i in range(min(across, len(explanations)))]
-    widths = [1.3 + CELL * max(len(why.tokens_b) for why in column) for column in columns]
-    figure = Figure(figsize=(sum(widths), sum(heights)), layout="constrained")
+    # All panels have cells of one size, and room for their labels and titles.
+    sizes = [
+        (
+            max(0.5 + LETTER * _longest(why.tokens_a) + CELL * len(why.tokens_b), 0.2 + LETTER * len(title)),
+            0.6 + LETTER * _longest(why.tokens_b) + CELL * len(why.tokens_a),
+        )
+        for why, title in zip(explanations, titles, strict=True)
+    ]
+    heights = [max(height for _, height in sizes[i : i + across]) for i in range(0, len(sizes), across)]
+    widths = [max(width for width, _ in sizes[i::across]) for i in range(min(across, len(sizes)))]
+    figure = Figure(figsize=(sum(widths) + 0.8, sum(heights)), layout="constrained")
     axes: Any = figure.subplots(
-        len(lines), len(columns), squeeze=False, gridspec_kw={"width_ratios": widths, "height_ratios": heights}
+        len(heights), len(widths), squeeze=False, gridspec_kw={"width_ratios": widths, "height_ratios": heights}
     )
     for extra in axes.ravel()[len(explanations) :]:
         extra.set_visible(False)
-    largest = max((float(np.abs(why.matrix).max(initial=0)) for why in explanations), default=0.0) or 1.0
+    shown = [*explanations, *beside]
+    largest = max((float(np.abs(why.matrix).max(initial=0)) for why in shown), default=0.0) or 1.0
     for each, why, title in zip(axes.ravel(), explanations, titles, strict=False):
         drawn = each.imshow(why.matrix, cmap=scale, vmin=-largest, vmax=largest)
-        for (i, j), value in np.ndenumerate(why.matrix):
+        for (i, j), value in np.ndenumerate(why.matrix) if why.matrix.size <= NUMBERED else ():
             colour = "white" if abs(value) > 0.6 * largest else "0.25"
             each.text(j, i, f"{round(100 * value)}", ha="center", va="center", fontsize=6, color=colour)
         each.set_xticks(
@@ -92,3 +105,7 @@ def matrices(explanations: Sequence[Explanation], titles: Sequence[str], across:
     bar.ax.tick_params(labelsize=7)
     bar.outline.set_visible(False)
     return figure
+
+
+def _longest(labels: Sequence[str]) -> int:
+    return max(map(len, labels), default=0)

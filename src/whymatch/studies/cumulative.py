@@ -55,7 +55,10 @@ def run(experiment: Experiment) -> Result:
     numbers: dict[str, Any] = {}
     for subject in experiment.subjects:
         layers = experiment.layers(subject)
-        numbers[subject.label] = {str(layer): collect(experiment.explanations(subject, layer)) for layer in layers}
+        numbers[subject.label] = {
+            str(layer): {"depth": subject.num_layers, **collect(experiment.explanations(subject, layer))}
+            for layer in layers
+        }
     chosen = {subject.label: str(experiment.inner_layer(subject)) for subject in experiment.subjects}
     figure, axes = charts.panels(len(numbers), 4.8, 3.6, same=True)
     for each, (name, layers) in zip(axes, numbers.items(), strict=True):

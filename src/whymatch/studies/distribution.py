@@ -45,7 +45,10 @@ def run(experiment: Experiment) -> Result:
     numbers: dict[str, Any] = {}
     for subject in experiment.subjects:
         layers = experiment.layers(subject)
-        numbers[subject.label] = {str(layer): histogram(experiment.explanations(subject, layer)) for layer in layers}
+        numbers[subject.label] = {
+            str(layer): {"depth": subject.num_layers, **histogram(experiment.explanations(subject, layer))}
+            for layer in layers
+        }
     figure, axes = charts.panels(len(numbers), 5.2, 3.6, same=True)
     middles = (EDGES[1:] + EDGES[:-1]) / 2
     for each, (name, layers) in zip(axes, numbers.items(), strict=True):

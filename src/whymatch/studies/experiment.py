@@ -208,6 +208,7 @@ class Experiment:
         self._drawn = _draw(len(data), USUAL_PAIRS if pairs is None else pairs, seed)
         self.sample = _choose(data, self._drawn)
         self.data = data if pairs is None else self.sample
+        self.asked_pairs = pairs
         self.changes = list(changes)
         self._every = data
         self._tagger, self._parser = tagger, parser
@@ -268,7 +269,7 @@ class Experiment:
     def inner_layer(self, subject: Subject) -> int:
         """The layer of studies that look at a single one, below the output: the nearest to three quarters of the depth.
 
-        The paper's ninth of twelve, where it is among those that are studied.
+        The paper's ninth of twelve, where it is among those that are studied; the shallower of two that are as near.
         """
         layers = self.layers(subject)
         if not layers:
@@ -277,7 +278,7 @@ class Experiment:
                 f"{', '.join(map(str, self.asked_layers(subject)))}; choose --layers nearer to {subject.num_layers}"
             )
         below = [layer for layer in layers if layer < subject.num_layers] or layers
-        return min(below, key=lambda layer: (abs(layer - 0.75 * subject.num_layers), layer))
+        return nearest(below, subject.num_layers)
 
     def is_rough(self, subject: Subject, layer: int) -> bool:
         """Whether most of a few texts of usual length move too steeply along the straight path at a layer.
@@ -367,12 +368,27 @@ class Experiment:
         """Iterate over items with a progress bar, if one is wanted."""
         return track(items, description, len(items), enabled=self._progress)
 
-    def foresee(self, depends: Iterable[str]) -> dict[str, float]:
-        """Estimate how many seconds texts still take that studies depend on, by model and layer.
+    def estimate(self, subject: Subject, explainer: Explainer, texts: Iterable[str]) -> float:
+        """Estimate how many seconds it takes to decompose those of the texts that the folder does not have.
 
-        One text of usual length is decomposed at each layer, and kept; the others take longer as the square of their
-        lengths.
+        One of usual length is decomposed, and kept; the others take longer as the square of their lengths.
         """
+        stored = self._stored(explainer, subject)
+        missing = sorted(stored.missing(texts), key=len)
+        if len(missing) < 2:
+            return 0.0
+        trial = missing[len(missing) // 2]
+        started = time.perf_counter()
+        stored.add([trial])
+        each = (time.perf_counter() - started) / len(trial) ** 2
+        return each * sum(len(text) ** 2 for text in missing if text != trial)
+
+    def knows_rough(self, subject: Subject, explainer: Explainer, texts: Iterable[str]) -> bool:
+        """Whether the path of one of the texts has been found to be rough."""
+        return not self._stored(explainer, subject).rough.isdisjoint(texts)
+
+    def foresee(self, depends: Iterable[str]) -> dict[str, float]:
+        """Estimate how many seconds texts still take that studies depend on, by model and layer."""
         depends, seconds = set(depends), {}
         for subject in self.subjects:
             layers: list[int | None] = []
@@ -388,19 +404,11 @@ class Experiment:
                 if layer is None and "changes" in depends:
                     changes = [(change.text, change.changed) for change in self.changes]
                     pairs = [*(pairs if "pairs" in depends else ()), *changes]
-                stored = self._stored(explainer, subject)
-                missing = sorted(stored.missing(text for pair in pairs for text in pair), key=len)
-                if len(missing) < 2:
-                    continue
-                trial = missing[len(missing) // 2]
-                started = time.perf_counter()
-                stored.add([trial])
-                each = (time.perf_counter() - started) / len(trial) ** 2
                 name = f"{subject.label}, layer {explainer.settings.layer}" + (
                     "" if layer is not None else ", as usual"
                 )
-                seconds[name] = each * sum(len(text) ** 2 for text in missing if text != trial)
-        return seconds
+                seconds[name] = self.estimate(subject, explainer, (text for pair in pairs for text in pair))
+        return {name: each for name, each in seconds.items() if each}
 
     # --- results ---
 
@@ -500,6 +508,11 @@ class Experiment:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, computed)
         return computed
+
+
+def nearest(layers: Iterable[int], depth: int) -> int:
+    """Return the layer that is nearest to three quarters of the depth: the shallower of two that are as near."""
+    return min(layers, key=lambda layer: (abs(layer - 0.75 * depth), layer))
 
 
 def percent(share: float | None) -> str:

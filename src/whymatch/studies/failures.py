@@ -102,7 +102,7 @@ def run(experiment: Experiment) -> Result:
                 for kind, chosen in groups.items()
             },
         }
-    figure, axes = charts.panels(len(experiment.subjects), 5.2, 3.8)
+    figure, axes = charts.panels(len(experiment.subjects), 5.2, 3.8, same="x")
     for each, subject in zip(axes, experiment.subjects, strict=True):
         driving = numbers[subject.label]["driving"]
         rows = [*driving["over"].items(), *reversed(driving["under"].items())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whymatch import Explanation
+from whymatch import Explainer, Explanation
 from whymatch.studies import charts
 from whymatch.studies.experiment import Comparison, Experiment, Result, Subject
 
@@ -13,9 +13,28 @@ PAPER = "for another pair, adjusted S-MPNet: negative at layers 7 and 11 of 12, 
 DEPENDS = ("every layer",)
 
 
+def ways(subject: Subject, layer: int) -> tuple[Explainer, Explainer]:
+    """Return explainers at a layer: along a straight path, and block by block for where that does not converge."""
+    return subject.explainer(layer), subject.relay(layer)
+
+
+def foresee(experiment: Experiment) -> dict[str, float]:
+    """Estimate how many seconds each model takes, by one of the texts at every layer."""
+    seconds = {}
+    for subject in experiment.subjects:
+        total = 0.0
+        for layer in experiment.every_layer(subject):
+            for explainer in ways(subject, layer):
+                total += experiment.estimate(subject, explainer, PAIR)
+                if not experiment.knows_rough(subject, explainer, PAIR):
+                    break
+        seconds[f"{subject.label}, layers"] = total
+    return seconds
+
+
 def explain(experiment: Experiment, subject: Subject, layer: int) -> Explanation | None:
     """Explain the pair at a layer: along a straight path, or else block by block; None where neither converges."""
-    for explainer in (subject.explainer(layer), subject.relay(layer)):
+    for explainer in ways(subject, layer):
         why = next(experiment.explanations(subject, layer, [PAIR], explainer), None)
         if why is not None:
             return why
@@ -24,9 +43,16 @@ def explain(experiment: Experiment, subject: Subject, layer: int) -> Explanation
 
 def run(experiment: Experiment) -> Result:
     figures, numbers, compared = {}, {}, []
+    explained = {
+        subject.label: [
+            why.words()
+            for layer in experiment.every_layer(subject)
+            if (why := explain(experiment, subject, layer)) is not None
+        ]
+        for subject in experiment.subjects
+    }
     for subject in experiment.subjects:
-        layers = experiment.every_layer(subject)
-        whys = [why.words() for layer in layers if (why := explain(experiment, subject, layer)) is not None]
+        whys = explained[subject.label]
         layers = [why.layer for why in whys]
         if not layers:
             raise ValueError(f"{subject.label}: {PAIR[0]!r} and {PAIR[1]!r} converge at none of these layers")
@@ -34,7 +60,9 @@ def run(experiment: Experiment) -> Result:
             f"layer {why.layer}: {why.score:.2f}, error {why.error:.0e}{', relay' * (why.path == 'relay')}"
             for why in whys
         ]
-        figures[f"{subject.label}: “{PAIR[0]}” and “{PAIR[1]}”"] = charts.matrices(whys, titles)
+        figures[f"{subject.label}: “{PAIR[0]}” and “{PAIR[1]}”"] = charts.matrices(
+            whys, titles, beside=[why for others in explained.values() for why in others]
+        )
         column = whys[0].tokens_b.index("poorly")
         poorly = [float(why.matrix[:, column].sum()) for why in whys]
         lowest = [
@@ -60,8 +88,9 @@ def run(experiment: Experiment) -> Result:
         title="One pair at every layer (Figure 4)",
         notes=[
             "The same score, decomposed at different depths. A word is the sum of its tokens; all panels have one "
-            "colour scale, and their numbers are hundredths. Where the straight path does not converge, the encoder is "
-            "integrated block by block instead (“relay”); a layer where that does not converge either has no panel."
+            "colour scale, also those of other models, and their numbers are hundredths. Where the straight path does "
+            "not converge, the encoder is integrated block by block instead (“relay”); a layer where that does not "
+            "converge either has no panel."
         ],
         compared=compared,
         numbers=numbers,

@@ -13,6 +13,16 @@ PAIRS = (
 DEPENDS = ("layer",)
 
 
+def foresee(experiment: Experiment) -> dict[str, float]:
+    """Estimate how many seconds each model takes."""
+    texts = [text for pair in PAIRS for text in pair]
+    return {
+        f"{subject.label}, models": experiment.estimate(subject, subject.explainer(layer), texts)
+        for subject in experiment.subjects
+        for layer in [experiment.inner_layer(subject)]
+    }
+
+
 def run(experiment: Experiment) -> Result:
     figures, numbers, compared = {}, {}, []
     for pair in PAIRS:
