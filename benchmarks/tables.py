@@ -16,6 +16,12 @@ from whymatch.studies.verdicts import CLAIMS
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
+FURTHER = {
+    "insertion_deletion": "order of words, 0 random to 1 best",
+    "chunks": "links of chunks, F1",
+    "answers": "sentence with the answer, MRR",
+    "sanity": "sanity, share of the checks passed",
+}
 STUDIES = HERE.parent / "docs/studies"
 STUDIED = ("all-mpnet-base-v2", "all-MiniLM-L6-v2")  # in the order of the page: the paper's own model first
 
@@ -132,7 +138,7 @@ def deep() -> str:
         if "paper" in result:
             lines += [
                 "The paper's algorithm, 50 steps (32 of the 768 backward passes of each were timed), and whymatch "
-                "with at most a tenth of its error:",
+                "with at most a tenth of its error (retrivex, the other implementation, refuses this model):",
                 "",
             ]
             heads = ["tokens", "layer", "the paper's", "error"]
@@ -286,35 +292,36 @@ def index() -> str:
 
 
 def truth() -> str:
-    results = json.loads((HERE / "results/truth.json").read_text())
-    columns = {
-        "coalitions": "coalitions",
-        "alignment": "top-1",
-        "insertion_deletion": "order",
-        "chunks": "chunks, F1",
-        "answers": "answers, MRR",
-        "sanity": "sanity",
-    }
-    models: dict[str, dict[str, dict[str, Any]]] = {}
-    for each in results:
+    """What predicts the model, and what points where people point; then the further tests, for some methods."""
+    models: dict[str, dict[str, dict[tuple[str, str], dict[str, Any]]]] = {}
+    for each in json.loads((HERE / "results/truth.json").read_text()):
         settings = each["settings"]
         usual = (settings.get("units", "words"), settings.get("removal", "delete")) == ("words", "delete")
         if settings["split"] == "test" and usual and "max_words" not in settings and not each["failure"]:
-            models.setdefault(settings["model"], {}).setdefault(settings["subject"], {})[each["test"]] = each
+            methods = models.setdefault(settings["model"], {})
+            methods.setdefault(settings["subject"], {})[each["test"], settings["data"]] = each
     lines = []
     for model, methods in models.items():
-        used = [test for test in columns if any(test in found for found in methods.values())]
-        lines += [f"**{model}**, held-out pairs", ""]
-        lines.append("| method | " + " | ".join(columns[test] for test in used) + " | pairs |")
-        lines.append("|" + "---|" * (len(used) + 2))
-        ranked = sorted(methods.items(), key=lambda item: -_headline(item[1].get("coalitions")))
-        for name, found in ranked:
-            cells = [_cell(found.get(test)) for test in used]
-            pairs = sorted({found[test]["counts"]["pairs"] for test in found})
-            lines.append(
-                f"| {name} | " + " | ".join(cells) + f" | {'–'.join(map(str, dict.fromkeys((pairs[0], pairs[-1]))))} |"
-            )
+        lines += [f"**{model}**, held-out pairs", "", "| method | coalitions | by cosine | top-1 | pairs |"]
+        lines.append("|" + "---|" * 5)
+        found = {name: {test: each for (test, _), each in of.items()} for name, of in methods.items()}
+        for name in sorted(found, key=lambda name: -_headline(found[name].get("coalitions"))):
+            removed, linked = found[name].get("coalitions"), found[name].get("alignment")
+            cells = [_cell(removed), _cell(removed, "spearman_by_cosine"), _cell(linked)]
+            pairs = dict.fromkeys(str(each["counts"]["pairs"]) for each in (removed, linked) if each)
+            if pairs:
+                lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(pairs)} |")
         lines.append("")
+    lines += ["| model | method | test | value | by itself | pairs |", "|" + "---|" * 6]
+    for model, methods in models.items():
+        for test, meaning in FURTHER.items():
+            for name, of in methods.items():
+                for (kind, data), each in of.items():
+                    if kind == test:
+                        alone = _cell(each, "mrr_alone") if test == "answers" else ""
+                        where = f" ({Path(data).stem})" if test == "chunks" else ""
+                        cells = [model, name, meaning + where, _cell(each), alone, str(each["counts"]["pairs"])]
+                        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines).rstrip()
 
 
@@ -345,13 +352,15 @@ def negation() -> str:
                 shown.add(key)
                 cells = [*key, str(score["pairs"]), _cell(each, f"score_{kind}"), _cell(each, f"control_{kind}")]
                 lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "| model | data | method | changed word lacks most | by chance | its part of what is missing |"]
-    lines += ["|" + "---|" * 6]
+    kinds = ("negation", "antonym", "same")
+    lines += ["", "How often the changed word is the one that lacks most, for each kind of change:", ""]
+    lines += [f"| model | method | {' | '.join(kinds)} | its part of what is missing |", "|" + "---|" * 6]
     for each in results:
-        settings = each["settings"]
-        cells = [settings["model"], settings["data"], settings["subject"]]
-        cells += [_cell(each, name) for name in ("seen", "seen_by_chance", "loss_share")]
+        cells = [each["settings"]["model"], each["settings"]["subject"]]
+        cells += [_cell(each, name) for name in (*(f"seen_{kind}" for kind in kinds), "loss_share")]
         lines.append("| " + " | ".join(cells) + " |")
+    chance = [results[0]["estimates"][f"seen_by_chance_{kind}"]["value"] for kind in kinds]
+    lines.append(f"| | by chance | {' | '.join(f'{value:.3f}' for value in chance)} | |")
     return "\n".join(lines)
 
 

@@ -42,12 +42,13 @@ def gather(folders: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
 
 
 def merge(earlier: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Replace earlier results by new ones that answer the same question."""
+    """Replace earlier results by new ones of the same question; of several new ones, take that with the most pairs."""
 
     def question(result: dict[str, Any]) -> tuple[Any, ...]:
-        names = ("model", "data", "split", "subject", "units", "removal", "max_words")
+        names = ("model", "data", "split", "subject", "units", "removal", "max_words", "seed")
         return result["test"], *(result["settings"].get(name) for name in names)
 
+    new = sorted(new, key=lambda result: int(result["counts"]["pairs"]))
     return list(({question(each): each for each in earlier} | {question(each): each for each in new}).values())
 
 
@@ -57,6 +58,8 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
     for each in results:
         settings = each["settings"]
         if settings["split"] != "test" or settings.get("removal", "delete") != "delete" or each["failure"]:
+            continue
+        if "max_words" in settings:
             continue
         if settings.get("units", "words") == "words" and each["test"] in MEASURED:
             methods = models.setdefault(settings["model"], {})
