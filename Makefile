@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Modules are compiled when they are first imported: most of what is installed never is.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
-# A worker that was killed for a test that hangs is not replaced: its test would hang again.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+# Tests of clusters and browsers mostly wait: three workers keep two cores busy. A worker that was killed for a test that
+# hangs is not replaced: its test would hang again.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart 0
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false

@@ -5,8 +5,8 @@
     python benchmarks/truth.py OUT… DIR/methods
 
 Adds to ``benchmarks/results/truth.json`` and ``negation.json``, without the single pairs, in the place of earlier
-results of the same test, data and method, and draws the figures of ``docs/truth.md``. ``benchmarks/tables.py`` then
-makes its tables.
+results of the same test, data and method with as many pairs or fewer, and draws the figures of ``docs/truth.md``.
+``benchmarks/tables.py`` then makes its tables.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ def gather(folders: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
 
 
 def merge(earlier: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Replace earlier results by new ones of the same question; of several new ones, take that with the most pairs."""
+    """Of the results of one question, keep the one with the most pairs; of those, the newest."""
 
     def question(result: dict[str, Any]) -> tuple[Any, ...]:
         names = ("model", "data", "split", "subject", "units", "removal", "max_words", "seed")
         return result["test"], *(result["settings"].get(name) for name in names)
 
-    new = sorted(new, key=lambda result: int(result["counts"]["pairs"]))
-    return list(({question(each): each for each in earlier} | {question(each): each for each in new}).values())
+    by_pairs = sorted([*earlier, *new], key=lambda result: int(result["counts"]["pairs"]))  # equal ones keep their order
+    kept = {question(each): each for each in by_pairs}
+    return [kept.pop(asked) for each in [*earlier, *new] if (asked := question(each)) in kept]
 
 
 def draw(results: Sequence[dict[str, Any]]) -> None:

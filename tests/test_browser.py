@@ -250,7 +250,8 @@ def test_controls_do_not_have_the_colours_of_the_score(browser, tmp_path):
 def saved(folder: Path, ending: str) -> bytes:
     """What the browser has saved, when it has."""
     deadline = time.monotonic() + 15
-    while not (found := list(folder.glob(f"*.{ending}"))):
+    # A browser reserves the name with an empty file before it writes.
+    while not (found := [path for path in folder.glob(f"*.{ending}") if path.stat().st_size]):
         assert time.monotonic() < deadline, f"nothing that ends in {ending} was saved"
         time.sleep(0.05)
     return found[0].read_bytes()
