@@ -48,7 +48,8 @@ def merge(earlier: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> l
         names = ("model", "data", "split", "subject", "units", "removal", "max_words", "seed")
         return result["test"], *(result["settings"].get(name) for name in names)
 
-    by_pairs = sorted([*earlier, *new], key=lambda result: int(result["counts"]["pairs"]))  # equal ones keep their order
+    # Sorting keeps the order of equals, so that the newest of them comes last.
+    by_pairs = sorted([*earlier, *new], key=lambda result: int(result["counts"]["pairs"]))
     kept = {question(each): each for each in by_pairs}
     return [kept.pop(asked) for each in [*earlier, *new] if (asked := question(each)) in kept]
 
