@@ -14,7 +14,7 @@ FOLDERS = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
 # Modules and folders, from the first step to the last. Those on one line do not import each other.
 ORDER = """
-lazy files frames progress quadrature shapley
+lazy files frames memory progress quadrature shapley
 settings words
 reading
 paths

@@ -7,7 +7,6 @@ differentiated. The model itself is never changed, so nothing has to be restored
 from __future__ import annotations
 
 import copy
-import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whymatch.memory import release
 from whymatch.paths.derivatives import NAME, plain_pass, speed_up
 from whymatch.paths.jacobian import Lift, passes_at_once, plain_attention
 from whymatch.reading.inputs import Input
@@ -94,7 +94,7 @@ class Cut:
         self.dtype = dtype
         self.device = torch.device(model.device)
         if sum(weight.nbytes for weight in model.parameters() if weight.dtype != dtype) > LARGE:
-            gc.collect()  # earlier cuts that nobody uses are cycles, and each would hold a copy of the weights for long
+            release()  # the copies of earlier cuts, which nobody uses
         self._tree = copy_tree(model, cast, attention).eval()
         speed_up(self._tree)
         # The length of a normalized embedding depends on all tokens at once; the engine divides by it afterwards.

@@ -23,6 +23,7 @@ from whymatch.corpus.store import Store
 from whymatch.encoders import loading
 from whymatch.encoders.adjusted import shift_of
 from whymatch.files import lock_folder, make_folder, read_json, read_sealed_json, write_json, write_sealed_json
+from whymatch.memory import release
 from whymatch.paths.integrate import RoughPathError
 from whymatch.progress import track
 from whymatch.studies import charts
@@ -470,6 +471,7 @@ class Experiment:
         return same and all((self.out / file).is_file() for file in earlier["figures"].values())
 
     def _run(self, name: str, study: Any, inputs: dict[str, Any]) -> Result:
+        release()  # what the study before it held
         started = time.perf_counter()
         self._running = (name, json.dumps(inputs))
         result: Result = study.run(self)
@@ -507,6 +509,7 @@ class Experiment:
             computed = compute()
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, computed)
+            release()
         return computed
 
 
