@@ -9,6 +9,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist load
 	--max-worker-restart 0
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
+# Where it is set, every process compiles all that it imports again, and importing the libraries takes half a minute.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-install test-oldest lint checks docs notebooks release table bench torture clean
 
