@@ -89,7 +89,7 @@ from whymatch import Explainer
 import torch
 torch.set_num_threads(2)
 model = SentenceTransformer(sys.argv[1], device="cpu")
-explainer = Explainer(model, layer=int(sys.argv[3]), steps=2)  # what is held at once does not depend on them
+explainer = Explainer(model, layer=int(sys.argv[3]), steps=1)  # what is held at once does not depend on them
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 text = (("the coffee is not good and nobody drank it " * int(sys.argv[4])).strip() + ". ") * 40
 model.encode(text)

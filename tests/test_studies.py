@@ -676,7 +676,7 @@ def test_what_cannot_be_studied_is_said_at_once(models, tmp_path):
 
 def test_all_on_the_command_line(whymatch, models, tmp_path):
     pytest.importorskip("HanTa", reason="the tagger needs the extra pos: pip install 'whymatch[pos]'")
-    options = ["--data", str(PAIRS), "--out", str(tmp_path), "--model", models[0], "--pairs", "8", "--layers", "2,3"]
+    options = ["--data", str(PAIRS), "--out", str(tmp_path), "--model", models[0], "--pairs", "8", "--layers", "3"]
     out, err = whymatch("study", "all", *options, model=False)
     assert out.index("this will take about") < out.index("performance: ")
     assert f"written: {tmp_path / 'report.html'}" in out

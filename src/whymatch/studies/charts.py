@@ -48,7 +48,8 @@ def save(figure: Figure, path: Path) -> None:
     """Save a figure as SVG, its letters as text. Without a date and random names, equal figures are equal files."""
     import matplotlib as mpl
 
-    figure.draw_without_rendering()  # the layout of panels with a colour bar settles in a second pass only
+    if any(axes.get_label() == "<colorbar>" for axes in figure.axes):
+        figure.draw_without_rendering()  # the layout of panels with a colour bar settles in a second pass only
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "whymatch"}), replace_file(path) as temporary:
         figure.savefig(temporary, format="svg", metadata={"Date": None})
 

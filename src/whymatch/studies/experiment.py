@@ -509,7 +509,6 @@ class Experiment:
             computed = compute()
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, computed)
-            release()
         return computed
 
 
