@@ -294,10 +294,15 @@ def index() -> str:
 def truth() -> str:
     """What predicts the model, and what points where people point; then the further tests, for some methods."""
     models: dict[str, dict[str, dict[tuple[str, str], dict[str, Any]]]] = {}
+    short = []
     for each in json.loads((HERE / "results/truth.json").read_text()):
         settings = each["settings"]
         usual = (settings.get("units", "words"), settings.get("removal", "delete")) == ("words", "delete")
-        if settings["split"] == "test" and usual and "max_words" not in settings and not each["failure"]:
+        if settings["split"] != "test" or not usual or each["failure"]:
+            continue
+        if "max_words" in settings:
+            short.append(each)
+        else:
             methods = models.setdefault(settings["model"], {})
             methods.setdefault(settings["subject"], {})[each["test"], settings["data"]] = each
     lines = []
@@ -311,6 +316,18 @@ def truth() -> str:
             pairs = dict.fromkeys(str(each["counts"]["pairs"]) for each in (removed, linked) if each)
             if pairs:
                 lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(pairs)} |")
+        lines.append("")
+    if short:
+        lines += [
+            f"Pairs of texts of at most {short[0]['settings']['max_words']} words, where every subset can be asked",
+            "",
+            "| model | method | coalitions | by cosine | pairs |",
+            "|" + "---|" * 5,
+        ]
+        for each in sorted(short, key=lambda each: (each["settings"]["model"], -_headline(each))):
+            cells = [each["settings"]["model"], each["settings"]["subject"], _cell(each)]
+            cells += [_cell(each, "spearman_by_cosine"), str(each["counts"]["pairs"])]
+            lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     lines += ["| model | method | test | value | by itself | pairs |", "|" + "---|" * 6]
     for model, methods in models.items():
@@ -333,8 +350,8 @@ def _headline(result: dict[str, Any] | None) -> float:
 def _cell(result: dict[str, Any] | None, name: str | None = None) -> str:
     if result is None:
         return ""
-    found = result["estimates"][name or result["headline"]]
-    if found["value"] is None:
+    found = result["estimates"].get(name or result["headline"])
+    if found is None or found["value"] is None:
         return ""
     return f"{found['value']:.3f} ({found['low']:.2f}–{found['high']:.2f})"
 
