@@ -307,12 +307,13 @@ def truth() -> str:
             methods.setdefault(settings["subject"], {})[each["test"], settings["data"]] = each
     lines = []
     for model, methods in models.items():
-        lines += [f"**{model}**, held-out pairs", "", "| method | coalitions | by cosine | top-1 | pairs |"]
-        lines.append("|" + "---|" * 5)
+        lines += [f"**{model}**, held-out pairs", "", "| method | coalitions | by cosine | top-1 | together | pairs |"]
+        lines.append("|" + "---|" * 6)
         found = {name: {test: each for (test, _), each in of.items()} for name, of in methods.items()}
         for name in sorted(found, key=lambda name: -_headline(found[name].get("coalitions"))):
             removed, linked = found[name].get("coalitions"), found[name].get("alignment")
             cells = [_cell(removed), _cell(removed, "spearman_by_cosine"), _cell(linked)]
+            cells.append(_cell(linked, "together_top1"))
             pairs = dict.fromkeys(str(each["counts"]["pairs"]) for each in (removed, linked) if each)
             if pairs:
                 lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(pairs)} |")

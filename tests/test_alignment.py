@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from test_explanation import explanation
+from whymatch.results.alignment import link, together
 
 MATRIX = np.array([[0.5, 0.1, 0.0], [0.4, 0.3, 0.0], [0.0, -0.6, 0.02], [0.0, 0.0, 0.2]])
 
@@ -27,8 +28,22 @@ def links(why, kind):
 
 
 def test_mutual_links_are_each_others_strongest():
-    assert links(known(), "mutual") == {(0, 0)}
-    assert known().align().share == pytest.approx(0.5 / MATRIX.sum())
+    assert links(known(), "mutual") == {(0, 0), (1, 1)}  # the second row adds more with the first column, as all do
+    assert known().align().share == pytest.approx(0.8 / MATRIX.sum())
+
+
+def test_a_word_that_adds_much_with_every_other_is_nobodys_special_partner():
+    # The first column is strongest in every row: by itself it would be linked with the first row alone.
+    part = np.array([[0.9, 0.7, 0.1], [0.8, 0.1, 0.1], [0.7, 0.1, 0.5]])
+    assert set(zip(*np.nonzero(link(part, "mutual")), strict=True)) == {(0, 1), (1, 0), (2, 2)}
+    np.testing.assert_allclose(together(part).sum(0), 0, atol=1e-12)
+    np.testing.assert_allclose(together(part).sum(1), 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["mutual", "assignment"])
+def test_a_text_of_one_word_is_linked_with_its_strongest_partner(kind):
+    assert link(np.array([[0.1, 0.4, 0.2]]), kind).tolist() == [[False, True, False]]
+    assert link(np.array([[0.3]]), kind).tolist() == [[True]]
 
 
 def test_an_assignment_uses_each_once():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from conftest import real_model
+from conftest import explain_in_every_mode, real_model
 from whymatch import Explainer, policy
+from whymatch.encoders.adjusted import adjust
 from whymatch.paths import rules
 from whymatch.paths.secant import NoSecantError
 
@@ -116,3 +119,66 @@ def test_the_papers_own_model_is_explained_by_default():
     assert explainer.at_detail("fast").settings.layer == 9
     why = explainer.explain("A man plays.", "Somebody plays.")
     assert why.relative_error <= 1e-3
+
+
+@pytest.mark.parametrize("path", ["straight", "relay", "secant"])
+def test_words_hand_the_base_over_and_the_sum_stays(load, path):
+    keep, base = (Explainer(load(), layer=1, path=path, special=special) for special in ("keep", "base"))
+    share = base.settings.base
+    assert 0 < share <= 1
+    (kept,), (given,) = keep.decompose(PAIR[:1]), base.decompose(PAIR[:1])
+    words = np.array(kept.kinds) == "text"
+    each = np.asarray(kept.embedding) * share / len(kept.tokens)
+    np.testing.assert_allclose(given.contributions[words], kept.contributions[words] - each, atol=1e-5)
+    np.testing.assert_allclose(given.contributions.sum(0), kept.contributions.sum(0), atol=1e-5)
+    why = base.explain(*PAIR)
+    assert why.relative_error <= 1e-3
+    assert "what stays without words is with the special tokens" in why.derivation
+
+
+def test_the_base_is_the_same_in_every_mode_for_groups_and_for_features(load):
+    explainer = Explainer(load(), layer=1, path="relay", special="base", tolerance=1e-5)
+    results = explain_in_every_mode(explainer, PAIR)
+    for why in results.values():
+        np.testing.assert_allclose(why.matrix, results["forward"].matrix, atol=1e-5)
+    words = explainer.explain(*PAIR, groups="words")
+    np.testing.assert_allclose(words.matrix, results["forward"].words().matrix, atol=1e-4)
+    for i in (0, 2):  # a special token, and a word
+        block = explainer.features(*PAIR, i, 3)
+        assert block.sum() == pytest.approx(results["forward"].matrix[i, 3], abs=1e-5)
+
+
+def test_the_base_belongs_to_a_layer_and_is_kept_with_settings(load, folders):
+    explainer = Explainer(str(folders("bert")), layer=0, special="base")
+    deeper = explainer.at_layer(2)
+    assert deeper.settings == Explainer(load(), layer=2, special="base", name=explainer.settings.model).settings
+    other = replace(explainer.settings, base=0.25)
+    assert Explainer.with_settings(other).settings.base == 0.25
+    a, b = (each.decompose(PAIR[:1])[0] for each in (explainer, Explainer.with_settings(other)))
+    with pytest.raises(ValueError, match="do not belong together: base is"):
+        Explainer.pair(a, b)
+
+
+def test_special_tokens_hold_the_base_only_if_much_stays(load, monkeypatch):
+    model = load()
+    for stays, special in ((0.4, "keep"), (0.6, "base")):
+        monkeypatch.setattr(policy, "how_much_stays", lambda _, stays=stays: stays)
+        assert Explainer(model).settings.special == special
+        assert Explainer(model, rule="right").settings.special == "keep"  # the paper's own sum
+        assert Explainer(model, fold_reference=False).settings.special == "keep"
+        assert Explainer(adjust(model)).settings.special == "keep"
+    assert Explainer(model, special="keep").settings.base == 0
+    with pytest.raises(ValueError, match="special='base' needs contributions that sum to the embedding"):
+        Explainer(model, special="base", fold_reference=False)
+
+
+def test_texts_without_words_have_nothing_to_hand_over(load):
+    why = Explainer(load(), special="base").explain("", PAIR[0])
+    assert why.relative_error <= 1e-3
+
+
+def test_little_stays_of_minilm_and_much_of_granite(minilm):
+    assert Explainer(minilm).settings.special == "keep"
+    granite = Explainer(real_model("granite-embedding-30m-english"))
+    assert granite.settings.special == "base"
+    assert 0.5 < granite.settings.base < 0.8

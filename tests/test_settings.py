@@ -91,7 +91,7 @@ def test_a_number_of_things_to_list():
         ({"budget": 1}, "budget=1 is not a number of texts to embed"),
         ({"mask": 7}, "mask=7 is not a text"),
         ({"path": "winding"}, "path='winding' is not known; choose 'straight', 'relay'"),
-        ({"special": "drop"}, "special='drop' is not known; choose 'keep' or 'share'"),
+        ({"special": "drop"}, "special='drop' is not known; choose 'keep', 'share', 'base'"),
         ({"similarity": "manhattan"}, "similarity='manhattan' is not known"),
         ({"tolerance": 1e-8}, "tolerance=1e-08 cannot be taken; give 1e-06, .* to 1"),
     ],

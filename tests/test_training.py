@@ -538,3 +538,38 @@ def test_the_gradient_of_texts_and_references_that_run_together(load):
     for value, expected in zip(*gradients, strict=True):
         if value is not None:
             torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize("adjusted", [False, True])
+def test_tokens_are_looked_up_once_for_a_batch_that_runs_in_parts(base, adjusted, monkeypatch):
+    model = SentenceTransformer(str(base), device="cpu")
+    model = (adjust(model) if adjusted else model).eval()
+    columns = [["coffee " * (i + 1) for i in range(20)], ["a good dog"] * 20]
+    (table,) = [each for each in model.modules() if isinstance(each, torch.nn.Embedding) and len(each.weight) > 50]
+
+    def gradients() -> tuple[int, list[torch.Tensor]]:
+        backward = []
+        model.zero_grad()
+        a, b = embed(model, [model.preprocess(column) for column in columns])
+        nodes, seen = [a.grad_fn, b.grad_fn], set()
+        while nodes:  # count the lookups that have a gradient
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            backward += [node] if "EmbeddingBackward" in node.name() and _reaches(node, table.weight) else []
+            nodes += [each for each, _ in node.next_functions]
+        (a * b).sum().backward()
+        return len(backward), [each.grad.clone() for each in model.parameters() if each.grad is not None]
+
+    once, found = gradients()
+    assert not table._forward_hooks  # nothing is left on the model
+    monkeypatch.setattr("whymatch.training.loss._LookedUpOnce._instead", lambda *_: None)
+    often, expected = gradients()
+    assert (once, often > 1) == (1, True)
+    for ours, plain in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-6)
+
+
+def _reaches(node, parameter) -> bool:
+    return any(getattr(each, "variable", None) is parameter for each, _ in node.next_functions)

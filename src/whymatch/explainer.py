@@ -63,7 +63,10 @@ class Explainer(SearchMixin):
             ``fold_reference=False``.
         special: ``"keep"`` leaves what special and prompt tokens contribute with them. ``"share"`` moves it to the
             tokens from which they gathered it up to the layer: the sum stays the same, and ``Side.moved`` says how much
-            was moved. At the input they have gathered nothing from the text, so there is nothing to share.
+            was moved. At the input they have gathered nothing from the text, so there is nothing to share. ``"base"``
+            gives special tokens what does not go when words do: other tokens hand over a part of their shares of the
+            embedding, ``settings.base``, which is measured for the model. What a word is worth is then nearer to what
+            the model loses without it. None is ``"base"`` for models of which more than half stays, else ``"keep"``.
         detail: which layer None stands for: ``"fine"`` for a pair that is looked at closely, ``"fast"`` for passages
             and for many texts.
         rule: ``"gauss"``, ``"midpoint"`` or ``"right"``, the paper's.
@@ -94,7 +97,7 @@ class Explainer(SearchMixin):
         similarity: Literal["cosine", "dot"] | None = None,
         path: Literal["straight", "relay", "relay-2", "relay-3", "secant"] | None = None,
         detail: Literal["fine", "fast"] = "fine",
-        special: Literal["keep", "share"] = "keep",
+        special: Literal["keep", "share", "base"] | None = None,
         rule: Literal["gauss", "midpoint", "right"] = "gauss",
         steps: int | None = None,
         tolerance: float = 1e-3,
@@ -136,7 +139,7 @@ class Explainer(SearchMixin):
                 "path": path,
                 "steps": steps,
                 "blocks": blocks,
-                "special": None if special == "keep" else special,
+                "special": None if special in (None, "keep") else special,
             }
             if encoder.path != "shapley":
                 given |= sampling
@@ -177,16 +180,21 @@ class Explainer(SearchMixin):
             blocks=names,
             trust_remote_code=trust_remote_code,
             path=path or "relay",
-            special=special,
+            special=special or "keep",
         )
+        if special == "base" and not fold_reference:
+            raise ValueError(
+                "special='base' divides the folded reference otherwise, and fold_reference=False; drop one"
+            )
         self._method = Method(encoder, reference, 0 if layer is None else layer, settings)
+        paper = steps is not None or rule != "gauss" or not fold_reference
         if path is None:
-            paper = steps is not None or rule != "gauss" or not fold_reference
             settings = replace(settings, path=policy.choose_path(self._method, paper))
-            self._method = replace(self._method, settings=settings)
+        if special is None:
+            settings = replace(settings, special=policy.choose_special(self._method, paper))
+        self._method = replace(self._method, settings=settings)
         self._layer_given = layer is not None
-        if layer is None:
-            self._method = self.at_detail(detail)._method
+        self._method = self.at_detail(detail)._method if layer is None else _with_base(self._method)
 
     @classmethod
     def with_settings(
@@ -209,7 +217,7 @@ class Explainer(SearchMixin):
                 mask=settings.mask,
                 budget=settings.budget,
             )
-        return cls(
+        explainer = cls(
             model or settings.model,
             device=device,
             layer=settings.layer,
@@ -224,6 +232,10 @@ class Explainer(SearchMixin):
             path=settings.path,  # type: ignore[arg-type]
             special=settings.special,  # type: ignore[arg-type]
         )
+        # Another machine may round what it measures in another way.
+        how = explainer._method
+        explainer._method = replace(how, settings=replace(how.settings, base=settings.base))
+        return explainer
 
     def check_portable(self, what: str) -> None:
         """Raise an error that names ``what`` if ``with_settings`` could not make this explainer again."""
@@ -281,7 +293,7 @@ class Explainer(SearchMixin):
         other = copy.copy(self)
         how = self._runner.differentiable(f"layer {layer!r}")
         settings = replace(self.settings, layer=check_layer(layer, self._num_layers))
-        other._method = replace(how, layer=layer, settings=settings)
+        other._method = _with_base(replace(how, layer=layer, settings=settings))
         other._layer_given = True
         return other
 
@@ -307,7 +319,7 @@ class Explainer(SearchMixin):
         if count != self._num_layers:
             raise ValueError(f"the other model has {count} blocks, and this explainer's {self._num_layers}")
         other = copy.copy(self)
-        other._method = replace(how, encoder=encoder)
+        other._method = _with_base(replace(how, encoder=encoder))
         return other
 
     def explain(
@@ -479,6 +491,12 @@ class Explainer(SearchMixin):
         """Return the model's own embeddings of inputs (inputs, dimensions), which scores are products of."""
         with LOCK:
             return self._method.encoder.vectors(list(inputs), EncodeOptions(task, prompt_name, prompt))
+
+
+def _with_base(how: Method) -> Method:
+    """Measure what tokens hand over to the template, where they do."""
+    base = policy.measure_base(how) if how.settings.special == "base" else 0.0
+    return replace(how, settings=replace(how.settings, base=base))
 
 
 def _refuse(given: dict[str, Any], reason: str) -> None:

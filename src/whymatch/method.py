@@ -15,7 +15,8 @@
    With ``path="secant"`` L is made of the exact difference quotients of the encoder's own operations.
 
 5. **Fold** the reference's embedding back into the tokens in equal shares, Q[i] = P[i] + e(r) / tokens, so that
-   Σᵢ Q[i] = e(x). The paper leaves this step out, and has reference terms beside its matrix instead.
+   Σᵢ Q[i] = e(x). The paper leaves this step out, and has reference terms beside its matrix instead. With
+   ``special="base"`` tokens then hand a part of their shares of e(x) over to the template.
 6. **Combine** two texts: A = Q_a Q_bᵀ sums to e(a) · e(b), and divided by ‖e(a)‖ ‖e(b)‖ to their cosine. Of an encoder
    with a vector for each token, e has all of them, and those that met are multiplied.
 
@@ -189,7 +190,7 @@ class Method:
         which the parts receive what the special token contributes. So for a prompt's tokens.
         """
         rows = sorted({i for source in sources for i, kind in enumerate(source.input.kinds) if kind in TEMPLATE})
-        if self.settings.special == "keep" or cut.layer == 0 or not rows:
+        if self.settings.special != "share" or cut.layer == 0 or not rows:
             return list(sources)
         if not isinstance(self.reference, str):
             raise ValueError(
@@ -315,8 +316,30 @@ def decompose(
             shares=source.shares,
             vectors=source.vectors,
         )
-        decompositions.append(decomposition.folded() if settings.fold_reference else decomposition)  # 5. Fold.
+        if settings.fold_reference:  # 5. Fold.
+            decomposition = decomposition.folded()
+            if (base := base_of(source.side, source.shares, settings)) is not None:
+                given = (base[:, None] * source.embedding).astype(contributions.dtype)
+                decomposition = replace(decomposition, contributions=decomposition.contributions + given)
+        decompositions.append(decomposition)
     return decompositions
+
+
+def base_of(side: Side, shares: NDArray[np.floating], settings: Settings) -> NDArray[np.floating] | None:
+    """Return the fraction of the embedding that each part receives, or hands over: they sum to 0.
+
+    An embedding hardly becomes shorter when words are left out, and much of its direction stays. What stays is not the
+    words': each of them hands a part of its share over to the template, which is there whatever the words are.
+
+    Returns:
+        None where nothing is handed over.
+    """
+    template = np.array([kind in TEMPLATE for kind in side.kinds], bool)
+    if settings.base == 0 or shares.ndim > 1 or side.image is not None or template.all() or not template.any():
+        return None
+    given = np.where(template, 0.0, -settings.base * shares)
+    given[template] = -given.sum() / template.sum()
+    return np.asarray(given, np.float64)
 
 
 @torch.inference_mode(False)
@@ -356,6 +379,9 @@ def _project(
     if settings.fold_reference:  # 5. Fold.
         shares = torch.as_tensor(source.shares).to(products)
         products, reference = products + (cotangents @ reference)[:, None] * shares, torch.zeros_like(reference)
+        if (base := base_of(source.side, source.shares, settings)) is not None:
+            embedding = torch.as_tensor(source.embedding).to(products)
+            products = products + (cotangents @ embedding)[:, None] * torch.as_tensor(base).to(products)
     sizes = (products / unit[:, None]).abs().amax(0)  # as far as the other input can tell
     matrix, effects = (products[:-1], products[-1]) if has_reference else (products, torch.zeros_like(products[0]))
     return Projection(
@@ -393,6 +419,8 @@ def split_features(integral: Integral, row: int, decomposition: Decomposition) -
     features = to_numpy(parts)
     if settings.fold_reference:
         features += to_numpy(integral.start[0]) * decomposition.shares[row] / width
+        if (base := base_of(decomposition.side, decomposition.shares, settings)) is not None:
+            features += (decomposition.embedding * base[row] / width).astype(features.dtype)
     return features
 
 
@@ -509,7 +537,7 @@ def _rows(derived: Derived) -> Floats:
 
 def check_alike(a: Settings, b: Settings) -> None:
     """Raise an error unless results with these settings can be combined."""
-    for name in ("model", "layer", "path", "reference", "fold_reference", "similarity", "blocks", "special"):
+    for name in ("model", "layer", "path", "reference", "fold_reference", "similarity", "blocks", "special", "base"):
         first, second = getattr(a, name), getattr(b, name)
         if first != second:
             raise ValueError(

@@ -10,22 +10,29 @@ its own line. Explanations that begin below such a block, though exact, predict 
 after the last rough block, and ``fast`` one block before the end, or three by secants, if they are not rough. Plain
 passes over a few sentences tell which blocks are rough.
 
-The measurements behind this are in docs/method.md, "Which map, and where".
+Special tokens hold the *base*, the part of an embedding that does not go when words do, if it is more than half of it.
+
+The measurements behind this are in docs/method.md, "Which map, and where" and "Special tokens".
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from whymatch.encoders.identity import identity
-from whymatch.method import Method
+from whymatch.method import Method, decompose
+from whymatch.paths.jacobian import LOCK
 from whymatch.paths.secant import GATE, NoSecantError
 from whymatch.progress import stages
 from whymatch.reading.inputs import EncodeOptions, Request, TokenSource
+from whymatch.reading.sides import TEMPLATE
 from whymatch.settings import DETAILS
+from whymatch.words import word_spans
 
 # A norm whose secant is true; and operations of encoders whose secants are less true, have not been measured, or are
 # exact for some texts only: gates, norms that are written out, and memory that is read in windows.
@@ -42,6 +49,24 @@ SENTENCES = (
     "A man is playing a large flute.",
     "Shares of the company fell by 3 percent on Monday, although its sales had grown again.",
 )
+
+# Read to find out how much of an embedding stays when half of the words go.
+HALVED = (
+    *SENTENCES,
+    "How do I get a refund for a ticket that I booked online?",
+    "The coffee is not good.",
+    "Two dogs run across a snowy field.",
+    "The study found no link between sleep and memory in older adults.",
+    "Install the package first, then restart the server.",
+    "She thanked everybody who had helped her move to the new flat in the city.",
+)
+
+# If more than this stays, special tokens hold it.
+MUCH = 0.5
+
+# How much of an embedding stays when words go, for each model; and what a token hands over, for its settings, too.
+_stays: dict[Hashable, float] = {}
+_bases: dict[Hashable, float] = {}
 
 # The layer at which a level of detail begins, for each model and its settings.
 _first_smooth: dict[Hashable, int] = {}
@@ -83,10 +108,9 @@ def suits_secant(method: Method) -> bool:
     reference = method.reference if isinstance(method.reference, str) else "pad"
     settings = replace(method.settings, path="secant", layer=0)
     whole = replace(method, layer=0, settings=settings, reference=reference)
-    tasks = ("query", "document") if encoder.asymmetric else (None,)
     operations: set[str] = set()
     try:
-        for task in tasks:
+        for task in _tasks(method):
             for source in _read_those_that_fit(whole, _ask(task)):
                 integral = whole.follow([source], whole.cut(source.input))
                 integral.pull_along(torch.ones_like(integral.end))
@@ -115,6 +139,75 @@ def choose_layer(method: Method, detail: str) -> int:
         requests = _ask("query" if encoder.asymmetric else None)
         _first_smooth[key] = shallowest_smooth(method, requests, lowest)
     return _first_smooth[key]
+
+
+def choose_special(method: Method, wants_paper: bool) -> str:
+    """Return what is done with special tokens: ``"base"`` if much of an embedding stays whatever the words are."""
+    encoder = method.encoder
+    if wants_paper or encoder.shifted_by is not None or set(encoder.model.modalities) != {"text"}:
+        return "keep"
+    try:
+        return "base" if how_much_stays(method) > MUCH else "keep"
+    except RuntimeError:  # it fails with these sentences, and may not with the user's
+        return "keep"
+
+
+def measure_base(method: Method) -> float:
+    """Measure how much of its share of an embedding a token hands over to the template, with ``special="base"``.
+
+    It is as much as lets the template hold what stays: the tokens of half of the words, and the template, then add up,
+    along the embedding, to what the model itself gives half of the words.
+    """
+    encoder, settings = method.encoder, replace(method.settings, special="keep", base=0.0)
+    key = (identity(encoder.model), encoder.name, settings.blocks, method.reference, settings.path, method.layer)
+    if key not in _bases:
+        how = replace(method, settings=settings)
+        requests = [replace(each, groups="sentences") for task in _tasks(method) for each in _ask(task)]
+        wanted: list[float] = []
+        for source in _read_those_that_fit(how, requests):
+            template = [i for i, kind in enumerate(source.side.kinds) if kind in TEMPLATE]
+            integral = how.follow([source], how.cut(source.input))
+            held = source.shares[template].sum() * integral.start[0].double().cpu().numpy()
+            if not set(integral.paths.moving[0].tolist()).isdisjoint(template):
+                # Where these sentences have no path, the user's may: then the template's own changes are left out.
+                with suppress(ArithmeticError):
+                    held = decompose(integral, [source], settings)[0].contributions[template].sum(0)
+            embedding = np.asarray(source.embedding, np.float64)
+            part = float(held @ embedding / max(float(embedding @ embedding), 1e-30))
+            wanted.append((how_much_stays(method) - part) / max(1 - float(source.shares[template].sum()), 1e-30))
+        _bases[key] = round(min(max(float(np.mean(wanted)), 0.0), 1.0), 2)
+    return _bases[key]
+
+
+def how_much_stays(method: Method) -> float:
+    """Return the part of an embedding that does not go when words do.
+
+    If it is h, and the rest is the words', half of the words have a cosine of h + (1 − h) / 2 with all of them.
+    """
+    encoder = method.encoder
+    key = (identity(encoder.model), encoder.name)
+    if key not in _stays:
+        cosines = []
+        for task in _tasks(method):
+            texts = [text for sentence in HALVED for text in (sentence, *_halves(sentence))]
+            with LOCK:
+                vectors = np.asarray(encoder.vectors(texts, EncodeOptions(task)), np.float64).reshape(
+                    len(HALVED), 3, -1
+                )
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)
+            cosines.append(np.einsum("sd,shd->sh", vectors[:, 0], vectors[:, 1:]).mean())
+        _stays[key] = 2 * float(np.mean(cosines)) - 1
+    return _stays[key]
+
+
+def _halves(text: str) -> list[str]:
+    """Return every other word of a text, from the first and from the second on."""
+    words = [text[low:high] for low, high in word_spans(text)]
+    return [" ".join(words[start::2]) for start in (0, 1)]
+
+
+def _tasks(method: Method) -> tuple[str | None, ...]:
+    return ("query", "document") if method.encoder.asymmetric else (None,)
 
 
 def _fewest_blocks(method: Method) -> int:

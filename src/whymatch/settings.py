@@ -17,7 +17,7 @@ MAXSIM = ("maxsim", "meanmaxsim")  # of encoders with several vectors for each t
 PATHLESS = {"shapley": "Shapley values of the embedding", "none": "the sum over tokens that it is"}
 PATHS = ("straight", "relay", "relay-2", "relay-3", "secant")
 DETAILS = ("fine", "fast")
-SPECIAL = ("keep", "share")
+SPECIAL = ("keep", "share", "base")
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class Settings:
         path: how e(x) − e(r) is divided: "straight", "relay" (or "relay-2" and "relay-3", for segments of two or three
             blocks) or "secant"; see :class:`whymatch.Explainer`. "shapley" for Shapley values; "none" where an
             encoder is a sum over tokens already.
-        special: whether special and prompt tokens "keep" what they contribute, or "share" it among the tokens that
-            it came from.
+        special: whether special and prompt tokens "keep" what they contribute, "share" it among the tokens that it came
+            from, or also hold the "base", the part of an embedding that does not go when words do.
+        base: with special="base", how much of its share of the embedding a token hands over.
         mask: what replaces words that are left out for a Shapley value; None deletes them.
         budget: how many texts may be embedded for the Shapley values of one; None is the usual number.
     """
@@ -58,6 +59,7 @@ class Settings:
     mask: str | None = None
     budget: int | None = None
     special: str = "keep"
+    base: float = 0.0
 
     def __post_init__(self) -> None:
         if self.blocks is not None:  # JSON gives a list
@@ -110,7 +112,7 @@ def check_settings(
     if path not in PATHS and path not in PATHLESS:
         raise ValueError(f"path={path!r} is not known; choose {', '.join(map(repr, PATHS))}")
     if special not in SPECIAL:
-        raise ValueError(f"special={special!r} is not known; choose {' or '.join(map(repr, SPECIAL))}")
+        raise ValueError(f"special={special!r} is not known; choose {', '.join(map(repr, SPECIAL))}")
     if not isinstance(tolerance, int | float) or not least_tolerance <= tolerance <= 1:
         raise ValueError(
             f"tolerance={tolerance!r} cannot be taken; give {least_tolerance:.0e}, which is how exact the encoder's "

@@ -100,8 +100,13 @@ def explain(
         bool, typer.Option("--missing", help="Show also what is missing from a perfect match, token by token.")
     ] = False,
     special: Annotated[
-        str, typer.Option(help="keep or share what special tokens contribute among the tokens that it came from.")
-    ] = "keep",
+        str | None,
+        typer.Option(
+            help="Special tokens keep what they contribute, share it among the tokens that it came from, or hold the "
+            "base, which stays whatever the words are.",
+            show_default="base where more than half stays, else keep",
+        ),
+    ] = None,
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Keep the paper's reference terms apart.")] = False,
     endpoint: Endpoint = None,
     key_env: KeyEnv = None,

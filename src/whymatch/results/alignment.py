@@ -35,15 +35,13 @@ def align(why: Explanation, kind: Kind = "mutual") -> Alignment:
     """Link what the texts themselves say; the model's template and prompt are left out.
 
     ``"mutual"``: two entries that are each other's strongest. ``"assignment"``: each entry at most once, chosen for
-    the largest sum. ``"flow"``: optimal transport of the rows' totals to the columns', so an entry may
-    have several links.
+    the largest sum. Both compare what two entries add together with what they add on average (see :func:`together`).
+    ``"flow"``: optimal transport of the rows' totals to the columns', so an entry may have several links.
     """
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r} is not known; choose {', '.join(map(repr, get_args(Kind)))}")
     rows, columns = why.a.content, why.b.content
-    part = np.maximum(why.matrix[np.ix_(rows, columns)], 0)
-    if part.size == 0 or not part.any():
-        return Alignment(kind, (), 0.0)
+    part = why.matrix[np.ix_(rows, columns)]
     places = [(rows[i], columns[j]) for i, j in zip(*np.nonzero(link(part, kind)), strict=True)]
     links = sorted((why.entry(i, j) for i, j in places), key=lambda link: -link.value)
     share = sum(link.value for link in links) / why.score if why.score else 0.0
@@ -51,11 +49,28 @@ def align(why: Explanation, kind: Kind = "mutual") -> Alignment:
 
 
 def link(part: Floats, kind: str) -> np.ndarray:
-    """Mark the links in a matrix that is not negative; see :func:`align`."""
-    if part.size == 0 or not part.any():
-        return np.zeros(part.shape, dtype=bool)
-    chosen: np.ndarray = {"mutual": _mutual, "assignment": _assignment, "flow": _flow}[kind](part)
-    return np.asarray(chosen & (part > FAINT * part.max()))
+    """Mark the links in a matrix; see :func:`align`. Entries that lower the score are not linked."""
+    positive = np.maximum(part, 0)
+    clear: np.ndarray = positive > FAINT * positive.max(initial=0)
+    if not clear.any():
+        return clear
+    if kind == "flow":
+        return np.asarray(clear & _flow(positive))
+    # An entry that would not be drawn takes no other's place.
+    return np.asarray(clear & {"mutual": _mutual, "assignment": _assignment}[kind](np.where(clear, together(part), 0)))
+
+
+def together(part: Floats) -> Floats:
+    """Return what a row and a column add to the score together, beyond what each of them adds on average.
+
+    A word that adds much with every other word is nobody's special partner: compared like this, people's links are
+    found more often (docs/truth.md). What lowers the score counts as nothing, or one such entry would raise all others
+    of its row and column. A text of one word has no average to compare with.
+    """
+    positive = np.maximum(part, 0)
+    if min(part.shape) < 2:
+        return positive
+    return np.asarray(positive - positive.mean(0) - positive.mean(1, keepdims=True) + positive.mean())
 
 
 def _mutual(part: Floats) -> np.ndarray:
@@ -67,7 +82,7 @@ def _assignment(part: Floats) -> np.ndarray:
     from scipy.optimize import linear_sum_assignment
 
     chosen = np.zeros(part.shape, dtype=bool)
-    chosen[linear_sum_assignment(part, maximize=True)] = True
+    chosen[linear_sum_assignment(np.maximum(part, 0), maximize=True)] = True
     return chosen
 
 

@@ -167,6 +167,8 @@ class Explanation:
         shared = ""
         if self.settings.special == "share":
             shared = f", what special tokens have is shared ({self.a.moved:.0%} and {self.b.moved:.0%} of the texts)"
+        if self.settings.base:
+            shared = ", what stays without words is with the special tokens"
         return f"layer {self.layer}, {self.path} path{shared}"
 
     @property

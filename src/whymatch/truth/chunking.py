@@ -64,7 +64,7 @@ class Chunks:
         gold = np.zeros(values.shape, bool)
         for each in item.links:
             gold[each.a, each.b] = True
-        drawn = link(np.maximum(values, 0), "mutual")
+        drawn = link(values, "mutual")
         row: Row = {
             "gold": int(gold.sum()),
             "drawn": int(drawn.sum()),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from whymatch.quadrature import Floats
-from whymatch.results.alignment import link
+from whymatch.results.alignment import link, together
 from whymatch.truth.data import AlignedPair
 from whymatch.truth.judging import judge
 from whymatch.truth.results import Measure, Result, Row
@@ -23,6 +23,7 @@ class WordLinks:
     """Links between words, compared with those that people drew.
 
     top1: for every word that people linked, of either text: is its strongest partner one that they linked it with?
+    together_top1: the same for the partner with which it adds most beyond what both add on average.
     Precision, recall and F1 are of three ways to draw links: ``matrix`` links each word with its strongest partner,
     ``mutual`` and ``assignment`` are those of :meth:`whymatch.Explanation.align`.
     """
@@ -37,7 +38,10 @@ class WordLinks:
 
     @property
     def measures(self) -> Mapping[str, Measure]:
-        measures = {"top1": Measure({"right": 1}, {"decisions": 1})}
+        measures = {
+            "top1": Measure({"right": 1}, {"decisions": 1}),
+            "together_top1": Measure({"together_right": 1}, {"decisions": 1}),
+        }
         for kind in KINDS:
             hits, drawn = f"{kind}_hits", f"{kind}_links"
             measures[f"{kind}_precision"] = Measure({hits: 1}, {drawn: 1})
@@ -53,8 +57,9 @@ class WordLinks:
         gold = np.zeros(matrix.shape, bool)
         gold[tuple(np.array(item.links).T)] = True
         row: Row = {"gold": int(gold.sum()), **top1(matrix, gold)}
+        row["together_right"] = top1(together(matrix), gold)["right"]
         for kind in KINDS:
-            drawn = strongest(matrix) if kind == "matrix" else link(np.maximum(matrix, 0), kind)
+            drawn = strongest(matrix) if kind == "matrix" else link(matrix, kind)
             row |= {f"{kind}_links": int(drawn.sum()), f"{kind}_hits": int((drawn & gold).sum())}
         return row
 

@@ -142,6 +142,6 @@ def name_of(settings: dict[str, Any]) -> str:
     parts += [
         f"{name}={value}"
         for name, value in settings.items()
-        if name not in known | {"blocks", "trust_remote_code"} and value not in (None, False, "keep")
+        if name not in known | {"blocks", "trust_remote_code", "base"} and value not in (None, False, "keep")
     ]
     return ", ".join(parts)

@@ -26,6 +26,7 @@ class SettingsAnswer(_Answer):
     mask: str | None
     budget: int | None
     special: str
+    base: float = Field(description="What tokens hand over of their shares of the embedding, with special=base.")
 
 
 class SideAnswer(_Answer):
