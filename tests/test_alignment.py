@@ -46,6 +46,20 @@ def test_a_text_of_one_word_is_linked_with_its_strongest_partner(kind):
     assert link(np.array([[0.3]]), kind).tolist() == [[True]]
 
 
+def test_rows_that_differ_in_size_alone_are_linked_by_their_entries():
+    assert link(np.array([[0.5, 0.4], [0.4, 0.3]]), "mutual").tolist() == [[True, False], [False, False]]
+    assert link(np.array([[0.5, 0.4], [0.4, 0.3]]), "assignment").sum() == 2
+
+
+def test_links_do_not_depend_on_the_order_of_words():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        part, order = rng.normal(size=(5, 6)), rng.permutation(6)
+        for kind in ("mutual", "assignment"):
+            np.testing.assert_array_equal(link(part[:, order], kind), link(part, kind)[:, order])
+            assert not (link(part, kind) & (together(part) <= 0)).any()
+
+
 def test_an_assignment_uses_each_once():
     assert links(known(), "assignment") == {(0, 0), (1, 1)}
 

@@ -295,7 +295,7 @@ def test_folders_that_belong_to_something_else(tmp_path, explainer, folders):
     ):
         with pytest.raises(ValueError, match=f"belongs to another job: {message}"):
             batch.run_batch(pairs, out, explainer, resume=True, **change)
-    with pytest.raises(ValueError, match=r"belongs to another job: layer was 3, is 1. Name another folder"):
+    with pytest.raises(ValueError, match=r"belongs to another job: layer was 3, is 1.*\. Name another folder"):
         batch.run_batch(pairs, out, Explainer(folders("bert"), layer=1), resume=True)
     with pytest.raises(ValueError, match=r"belongs to another job: .*identity was"):
         batch.run_batch(pairs, out, Explainer(folders("mpnet"), layer=-1), resume=True)

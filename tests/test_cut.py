@@ -92,11 +92,12 @@ def test_a_text_that_the_model_has_embedded_does_not_run_again(load, kind, monke
         return states
 
     monkeypatch.setattr(Cut, "head", count)
-    why = Explainer(model, layer=1, path="relay").explain(*PAIR)
+    options = {"layer": 1, "path": "relay", "special": "keep"}
+    why = Explainer(model, **options).explain(*PAIR)
     assert rows == ([2, 1, 2, 1, 2] if kind == "t5" else [2, 1, 1])  # the first of all is compared
     monkeypatch.setattr(method, "FEW", 0)
     rows.clear()
-    again = Explainer(model, layer=1, path="relay").explain(*PAIR)
+    again = Explainer(model, **options).explain(*PAIR)
     np.testing.assert_allclose(why.matrix, again.matrix, atol=1e-5)
     assert rows == [2, 2]
 

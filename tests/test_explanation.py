@@ -188,7 +188,8 @@ def test_a_damaged_explanation_is_refused(change, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("tolerance", float("nan")), ("tolerance", -1.0), ("similarity", "evil"), ("layer", True)]
+    ("name", "value"),
+    [("tolerance", float("nan")), ("tolerance", -1.0), ("similarity", "evil"), ("layer", True), ("base", 1.5)],
 )
 def test_a_damaged_setting_is_refused(name, value):
     data = explanation().to_dict()

@@ -165,6 +165,8 @@ def test_special_tokens_hold_the_base_only_if_much_stays(load, monkeypatch):
         monkeypatch.setattr(policy, "how_much_stays", lambda _, stays=stays: stays)
         assert Explainer(model).settings.special == special
         assert Explainer(model, rule="right").settings.special == "keep"  # the paper's own sum
+        assert Explainer(model, path="straight").settings.special == "keep"
+        assert Explainer(model, reference=torch.zeros_like).settings.special == "keep"
         assert Explainer(model, fold_reference=False).settings.special == "keep"
         assert Explainer(adjust(model)).settings.special == "keep"
     assert Explainer(model, special="keep").settings.base == 0
@@ -182,3 +184,28 @@ def test_little_stays_of_minilm_and_much_of_granite(minilm):
     granite = Explainer(real_model("granite-embedding-30m-english"))
     assert granite.settings.special == "base"
     assert 0.5 < granite.settings.base < 0.8
+
+
+def test_a_model_that_adds_no_tokens_has_nobody_to_hold_a_base(load, monkeypatch):
+    monkeypatch.setattr(policy, "how_much_stays", lambda _: 0.9)
+    model = load()
+    assert Explainer(model).settings.special == "base"
+    monkeypatch.setattr(policy, "TEMPLATE", ())
+    assert Explainer(model).settings.special == "keep"
+
+
+def test_sentences_that_are_too_long_for_a_small_model_are_left_out(load, monkeypatch):
+    explainer = Explainer(load(), layer=1, path="relay", special="keep")
+    monkeypatch.setattr(policy, "_stays", {})
+    everything = policy.how_much_stays(explainer._method)
+    original = type(explainer._method.encoder).vectors
+
+    def vectors(self, texts, options):
+        if "refund" in texts[0]:
+            raise RuntimeError("too long")
+        return original(self, texts, options)
+
+    monkeypatch.setattr(policy, "_stays", {})
+    monkeypatch.setattr(type(explainer._method.encoder), "vectors", vectors)
+    assert policy.how_much_stays(explainer._method) == pytest.approx(everything, abs=0.1)
+    assert policy.how_much_stays(explainer._method) != everything

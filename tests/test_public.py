@@ -44,7 +44,7 @@ def test_the_contract_of_the_explainer():
         "similarity": None,
         "path": None,
         "detail": "fine",
-        "special": "keep",
+        "special": None,
         "rule": "gauss",
         "steps": None,
         "tolerance": 1e-3,

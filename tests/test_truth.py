@@ -425,7 +425,7 @@ def test_units_and_removals(load):
 
 
 def test_an_explainer_is_judged_without_decomposing_a_text_twice(load, decomposed):
-    explainer = Explainer(load("bert"), layer=2, path="straight")
+    explainer = Explainer(load("bert"), layer=2, path="straight", special="keep")
     pairs = [("The coffee is bad.", "bad coffee"), ("The coffee is bad.", "a dog runs")]
     result = coalitions(explainer, pairs, count=12)
     assert sorted(decomposed) == sorted({text for pair in pairs for text in pair})
@@ -572,7 +572,7 @@ def test_evaluate(whymatch, tmp_path):
     (tmp_path / "data" / "mwa.tsv").write_text(WORDS_FILE * 2)
     out = tmp_path / "out"
     args = ("evaluate", "coalitions", "alignment", "--data", str(tmp_path / "data"), "--split", "dev", "--out")
-    args = (*args, str(out))
+    args = (*args, str(out), "--special", "keep")
     printed, _ = whymatch(*args, "--layer", "2,-1", "--path", "relay", "--pairs", "2", "--method", "whymatch,random")
     assert "6 jobs, 12 pairs to do" in printed
     assert "in all" in printed

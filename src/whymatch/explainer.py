@@ -66,7 +66,8 @@ class Explainer(SearchMixin):
             was moved. At the input they have gathered nothing from the text, so there is nothing to share. ``"base"``
             gives special tokens what does not go when words do: other tokens hand over a part of their shares of the
             embedding, ``settings.base``, which is measured for the model. What a word is worth is then nearer to what
-            the model loses without it. None is ``"base"`` for models of which more than half stays, else ``"keep"``.
+            the model loses without it. None is ``"base"`` for models of which more than half stays, except along the
+            paper's straight path, and else ``"keep"``.
         detail: which layer None stands for: ``"fine"`` for a pair that is looked at closely, ``"fast"`` for passages
             and for many texts.
         rule: ``"gauss"``, ``"midpoint"`` or ``"right"``, the paper's.
@@ -182,15 +183,16 @@ class Explainer(SearchMixin):
             path=path or "relay",
             special=special or "keep",
         )
+        if special == "base" and settings.similarity in MAXSIM:
+            raise ValueError(f"special='base' has no meaning for the several vectors of {encoder.name!r}; drop it")
         if special == "base" and not fold_reference:
-            raise ValueError(
-                "special='base' divides the folded reference otherwise, and fold_reference=False; drop one"
-            )
+            raise ValueError("special='base' needs contributions that sum to the embedding; drop fold_reference=False")
         self._method = Method(encoder, reference, 0 if layer is None else layer, settings)
         paper = steps is not None or rule != "gauss" or not fold_reference
         if path is None:
             settings = replace(settings, path=policy.choose_path(self._method, paper))
         if special is None:
+            paper = paper or settings.path == "straight"
             settings = replace(settings, special=policy.choose_special(self._method, paper))
         self._method = replace(self._method, settings=settings)
         self._layer_given = layer is not None
@@ -230,11 +232,11 @@ class Explainer(SearchMixin):
             blocks=settings.blocks,
             trust_remote_code=settings.trust_remote_code,
             path=settings.path,  # type: ignore[arg-type]
-            special=settings.special,  # type: ignore[arg-type]
+            special="share" if settings.special == "share" else "keep",
         )
-        # Another machine may round what it measures in another way.
-        how = explainer._method
-        explainer._method = replace(how, settings=replace(how.settings, base=settings.base))
+        # It is not measured again: another machine might round it in another way.
+        how = replace(explainer._method.settings, special=settings.special, base=settings.base)
+        explainer._method = replace(explainer._method, settings=how)
         return explainer
 
     def check_portable(self, what: str) -> None:
@@ -462,7 +464,8 @@ class Explainer(SearchMixin):
     ) -> NDArray[np.floating]:
         """Return one entry of the matrix before it is summed: features of token i × features of token j.
 
-        The block sums to the entry. Where the reference is folded, the features of a token share its part equally.
+        The block sums to the entry. Where the reference is folded, the features of a token share its part equally, as
+        they do what it hands over or receives with ``special="base"``.
         """
         sides: list[tuple[NDArray[np.floating], float]] = []
         for value, ask, row in zip((a, b), self._sides(task, prompt_name, prompt), (i, j), strict=True):

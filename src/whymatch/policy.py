@@ -1,4 +1,4 @@
-"""The default layer and path: the one place that decides where an encoder is cut and which path is taken.
+"""The default layer, path and treatment of special tokens: the one place that decides what suits a model.
 
 The path is ``"secant"`` for encoders of the kind of BERT, with LayerNorms and without gates: there it is about as
 true as a relay, which goes block by block, and several times cheaper. Elsewhere, and where an operation has no secant,
@@ -23,15 +23,17 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from whymatch.encoders.identity import identity
 from whymatch.method import Method, decompose
+from whymatch.paths.integrate import to_numpy
 from whymatch.paths.jacobian import LOCK
 from whymatch.paths.secant import GATE, NoSecantError
 from whymatch.progress import stages
 from whymatch.reading.inputs import EncodeOptions, Request, TokenSource
 from whymatch.reading.sides import TEMPLATE
-from whymatch.settings import DETAILS
+from whymatch.settings import DETAILS, MAXSIM
 from whymatch.words import word_spans
 
 # A norm whose secant is true; and operations of encoders whose secants are less true, have not been measured, or are
@@ -144,12 +146,21 @@ def choose_layer(method: Method, detail: str) -> int:
 def choose_special(method: Method, wants_paper: bool) -> str:
     """Return what is done with special tokens: ``"base"`` if much of an embedding stays whatever the words are."""
     encoder = method.encoder
-    if wants_paper or encoder.shifted_by is not None or set(encoder.model.modalities) != {"text"}:
+    # A function is for the user's own texts, and one embedding of many vectors has its shares already.
+    measurable = isinstance(method.reference, str) and method.settings.similarity not in MAXSIM
+    if wants_paper or not measurable or encoder.shifted_by is not None or set(encoder.model.modalities) != {"text"}:
         return "keep"
     try:
-        return "base" if how_much_stays(method) > MUCH else "keep"
-    except RuntimeError:  # it fails with these sentences, and may not with the user's
+        return "base" if has_template(method) and how_much_stays(method) > MUCH else "keep"
+    except (ArithmeticError, RuntimeError):  # it fails with these sentences, and may not with the user's
         return "keep"
+
+
+def has_template(method: Method) -> bool:
+    """Whether the model adds tokens of its own to a text."""
+    with LOCK:
+        (given,) = method.encoder.read(["coffee"], EncodeOptions(_tasks(method)[-1]))
+    return any(kind in TEMPLATE for kind in given.kinds)
 
 
 def measure_base(method: Method) -> float:
@@ -159,24 +170,35 @@ def measure_base(method: Method) -> float:
     along the embedding, to what the model itself gives half of the words.
     """
     encoder, settings = method.encoder, replace(method.settings, special="keep", base=0.0)
-    key = (identity(encoder.model), encoder.name, settings.blocks, method.reference, settings.path, method.layer)
+    settings = replace(settings, rule="gauss", steps=None, tolerance=TOLERANCE)
+    # A function is for the user's own texts.
+    reference = method.reference if isinstance(method.reference, str) else "pad"
+    key = (identity(encoder.model), encoder.name, settings.blocks, reference, settings.path, method.layer)
     if key not in _bases:
-        how = replace(method, settings=settings)
+        how, stays = replace(method, settings=settings, reference=reference), how_much_stays(method)
         requests = [replace(each, groups="sentences") for task in _tasks(method) for each in _ask(task)]
-        wanted: list[float] = []
+        wanted = []
         for source in _read_those_that_fit(how, requests):
             template = [i for i, kind in enumerate(source.side.kinds) if kind in TEMPLATE]
-            integral = how.follow([source], how.cut(source.input))
-            held = source.shares[template].sum() * integral.start[0].double().cpu().numpy()
-            if not set(integral.paths.moving[0].tolist()).isdisjoint(template):
-                # Where these sentences have no path, the user's may: then the template's own changes are left out.
-                with suppress(ArithmeticError):
-                    held = decompose(integral, [source], settings)[0].contributions[template].sum(0)
-            embedding = np.asarray(source.embedding, np.float64)
-            part = float(held @ embedding / max(float(embedding @ embedding), 1e-30))
-            wanted.append((how_much_stays(method) - part) / max(1 - float(source.shares[template].sum()), 1e-30))
-        _bases[key] = round(min(max(float(np.mean(wanted)), 0.0), 1.0), 2)
+            others = 1 - float(source.shares[template].sum())
+            if others > 0:
+                wanted.append((stays - _held(how, source, template)) / others)
+        base = float(np.mean(wanted)) if wanted else 0.0
+        _bases[key] = round(min(max(base, 0.0), 1.0), 2) if np.isfinite(base) else 0.0
     return _bases[key]
+
+
+def _held(method: Method, source: TokenSource, template: Sequence[int]) -> float:
+    """Return the part of an input's embedding that its template holds, of the reference and of what was added to it."""
+    embedding = np.asarray(source.embedding, np.float64)
+    held = np.zeros_like(embedding)
+    # Where these sentences cannot be derived, the user's may: what the template holds is then left out.
+    with suppress(ArithmeticError, RuntimeError, TypeError):
+        integral = method.follow([source], method.cut(source.input))
+        held = source.shares[list(template)].sum() * np.asarray(to_numpy(integral.start[0]), np.float64)
+        if not set(integral.paths.moving[0].tolist()).isdisjoint(template):
+            held = decompose(integral, [source], method.settings)[0].contributions[list(template)].sum(0)
+    return float(held @ embedding / max(float(embedding @ embedding), 1e-30))
 
 
 def how_much_stays(method: Method) -> float:
@@ -187,17 +209,25 @@ def how_much_stays(method: Method) -> float:
     encoder = method.encoder
     key = (identity(encoder.model), encoder.name)
     if key not in _stays:
-        cosines = []
+        cosines, failure = [], None
         for task in _tasks(method):
-            texts = [text for sentence in HALVED for text in (sentence, *_halves(sentence))]
-            with LOCK:
-                vectors = np.asarray(encoder.vectors(texts, EncodeOptions(task)), np.float64).reshape(
-                    len(HALVED), 3, -1
-                )
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)
-            cosines.append(np.einsum("sd,shd->sh", vectors[:, 0], vectors[:, 1:]).mean())
+            for sentence in HALVED:
+                try:
+                    with LOCK:
+                        vectors = encoder.vectors([sentence, *_halves(sentence)], EncodeOptions(task))
+                except RuntimeError as error:  # it may have more tokens than a small model has positions
+                    failure = error
+                    continue
+                whole, *halves = (np.asarray(each, np.float64) for each in vectors)
+                cosines += [float(whole @ half / max(_length(whole) * _length(half), 1e-30)) for half in halves]
+        if not cosines:
+            raise failure or RuntimeError("there is no sentence to embed")
         _stays[key] = 2 * float(np.mean(cosines)) - 1
     return _stays[key]
+
+
+def _length(vector: NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(vector))
 
 
 def _halves(text: str) -> list[str]:

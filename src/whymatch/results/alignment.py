@@ -16,6 +16,7 @@ Kind = Literal["mutual", "assignment", "flow"]
 
 # A link this much weaker than the strongest is one that nobody would draw.
 FAINT = 0.02
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Alignment:
 def align(why: Explanation, kind: Kind = "mutual") -> Alignment:
     """Link what the texts themselves say; the model's template and prompt are left out.
 
-    ``"mutual"``: two entries that are each other's strongest. ``"assignment"``: each entry at most once, chosen for
+    ``"mutual"``: a row and a column that are each other's strongest. ``"assignment"``: each at most once, chosen for
     the largest sum. Both compare what two entries add together with what they add on average (see :func:`together`).
     ``"flow"``: optimal transport of the rows' totals to the columns', so an entry may have several links.
     """
@@ -56,8 +57,12 @@ def link(part: Floats, kind: str) -> np.ndarray:
         return clear
     if kind == "flow":
         return np.asarray(clear & _flow(positive))
+    added = together(part)
+    if not (added > ROUNDING * positive.max()).any():  # every row is like the others, but for its size
+        added = positive
     # An entry that would not be drawn takes no other's place.
-    return np.asarray(clear & {"mutual": _mutual, "assignment": _assignment}[kind](np.where(clear, together(part), 0)))
+    clear &= added > ROUNDING * positive.max()
+    return np.asarray(clear & {"mutual": _mutual, "assignment": _assignment}[kind](np.where(clear, added, 0)))
 
 
 def together(part: Floats) -> Floats:
@@ -82,7 +87,7 @@ def _assignment(part: Floats) -> np.ndarray:
     from scipy.optimize import linear_sum_assignment
 
     chosen = np.zeros(part.shape, dtype=bool)
-    chosen[linear_sum_assignment(np.maximum(part, 0), maximize=True)] = True
+    chosen[linear_sum_assignment(part, maximize=True)] = True
     return chosen
 
 

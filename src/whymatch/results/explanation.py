@@ -167,7 +167,7 @@ class Explanation:
         shared = ""
         if self.settings.special == "share":
             shared = f", what special tokens have is shared ({self.a.moved:.0%} and {self.b.moved:.0%} of the texts)"
-        if self.settings.base:
+        if self.settings.base and len(self.a.content) < len(self.a):
             shared = ", what stays without words is with the special tokens"
         return f"layer {self.layer}, {self.path} path{shared}"
 
@@ -354,8 +354,9 @@ class Explanation:
     def align(self, kind: Kind = "mutual") -> Alignment:
         """Return the few links a person would draw, and the share of the score that they carry.
 
-        ``"mutual"``: entries that are each other's strongest; ``"assignment"``: each entry at most once; ``"flow"``:
-        optimal transport of what the rows give to what the columns take.
+        ``"mutual"``: two that add more together, compared with what they add on average, than either does with any
+        other; ``"assignment"``: each at most once; ``"flow"``: optimal transport of what the rows give to what the
+        columns take.
         """
         return align(self, kind)
 
@@ -562,6 +563,7 @@ def _settings(data: Any) -> Settings:
         "trust_remote_code": (bool,),
         "path": (str,),
         "special": (str,),
+        "base": (int, float),
         "mask": (str, type(None)),
         "budget": (int, type(None)),
     }
@@ -570,6 +572,8 @@ def _settings(data: Any) -> Settings:
             raise ValueError(f"its setting {name} is {value!r:.60}")
     if "tolerance" in data and not _number(data["tolerance"], "its setting tolerance") > 0:
         raise ValueError(f"its setting tolerance is {data['tolerance']!r:.60}")
+    if not 0 <= _number(data.get("base", 0), "its setting base") <= 1:
+        raise ValueError(f"its setting base is {data['base']!r:.60}")
     if data.get("similarity", SIMILARITIES[0]) not in SIMILARITIES + MAXSIM:
         raise ValueError(f"its setting similarity is {data['similarity']!r:.60}")
     return Settings(**data)

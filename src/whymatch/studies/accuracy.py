@@ -156,7 +156,7 @@ def first_below(of: Callable[..., NDArray[np.float64]], steps: Sequence[int], bo
 def paths_of(explainer: Explainer, texts: Sequence[str]) -> dict[str, Path]:
     """Interpolate the embedding along the path of each text, with more points where it is rough."""
     # Whether a path is rough shows in single precision, which is all that a rough one needs.
-    quick = Explainer(explainer.model, layer=explainer.settings.layer, path="straight")
+    quick = Explainer(explainer.model, layer=explainer.settings.layer, path="straight", special="keep")
     paths: dict[str, Path] = {}
     for text, path in _interpolate(quick, texts, LOOK).items():
         if path.left_out > ROUGH:
@@ -220,7 +220,7 @@ def off_from_tangents(explainer: Explainer, paths: dict[str, Path]) -> float:
 
 def layer_of(subject: Subject, layer: int, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     # A tight tolerance makes it double precision: rounding must be below the error of the rule.
-    explainer = Explainer(subject.model, layer=layer, path="straight", tolerance=1e-6)
+    explainer = Explainer(subject.model, layer=layer, path="straight", special="keep", tolerance=1e-6)
     paths = paths_of(explainer, sorted({text for pair in pairs for text in pair}, key=len))
     ends = [(paths[a], paths[b]) for a, b in pairs]
     curves: dict[str, Any] = {}

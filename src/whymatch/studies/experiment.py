@@ -111,12 +111,12 @@ class Subject:
 
     @cached_property
     def usual(self) -> Explainer:
-        """An explainer with the path and the layer that whymatch itself would choose."""
+        """An explainer with the settings that whymatch itself would choose."""
         return Explainer(self.model, tolerance=TOLERANCE)
 
     def relay(self, layer: int) -> Explainer:
         """Return an explainer that goes block by block from a layer."""
-        return Explainer(self.model, layer=layer, path="relay", tolerance=TOLERANCE)
+        return Explainer(self.model, layer=layer, path="relay", special="keep", tolerance=TOLERANCE)
 
 
 class Stored:

@@ -32,7 +32,7 @@ class Chunks:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {"value": "sum / sqrt(words × words)"}
+        return {"value": "sum / sqrt(words × words)", "links": "together"}
 
     @property
     def measures(self) -> Mapping[str, Measure | Correlation]:

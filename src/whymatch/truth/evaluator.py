@@ -53,6 +53,8 @@ class TruthEvaluator(SentenceEvaluator):  # type: ignore[misc]  # which is not t
         """Return the metrics of the model as it is now; nothing is written to ``output_path``."""
         del output_path
         explainer = Explainer(model, **self.settings)
+        # What suits the model may change while it is trained, and its numbers should stay comparable.
+        self.settings.setdefault("special", explainer.settings.special)
         metrics: dict[str, float] = {}
         if self.pairs:
             asked = Model(model, explainer.settings.similarity)

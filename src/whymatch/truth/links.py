@@ -34,7 +34,7 @@ class WordLinks:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {}
+        return {"links": "together"}  # by what they are chosen; earlier versions compared entries
 
     @property
     def measures(self) -> Mapping[str, Measure]:

@@ -19,6 +19,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -190,6 +191,7 @@ def create_app(
     async def refuse_request(_: Request, error: HTTPException) -> Response:
         return refuse(error.status_code, error.detail, error.headers)
 
+    # At another layer, an explainer may have to look at its model first: not while other requests wait for an answer.
     def choose(body: _Body) -> Explainer:
         name = next(iter(explainer_of)) if body.model is None else body.model
         if name not in explainer_of:
@@ -197,6 +199,9 @@ def create_app(
             raise ValueError(f"the model {quote(name)} is not served here; choose one of {served}")
         explainer = explainer_of[name]
         return explainer if body.layer is None else explainer.at_layer(body.layer)
+
+    def choose_fast(body: _Body) -> Explainer:
+        return choose(body).at_detail("fast")
 
     def reading(body: _Body) -> dict[str, Any]:
         return {
@@ -237,7 +242,7 @@ def create_app(
     @app.post("/api/explain", summary="Explain the score of two texts", responses=described(answers.ExplanationAnswer))
     async def explain(request: Request, body: ExplainBody) -> Response:
         check_texts(text_a=body.text_a, text_b=body.text_b)
-        explainer = choose(body)
+        explainer = await run_in_threadpool(choose, body)
         options = reading(body) | {"groups": body.groups}
         return answer(request, lambda: payload(explainer.explain(body.text_a, body.text_b, **options)))
 
@@ -249,7 +254,7 @@ def create_app(
     async def rank(request: Request, body: RankBody) -> Response:
         check_texts(query=body.query)
         check_many(body.documents, "documents")
-        explainer = choose(body).at_detail("fast")
+        explainer = await run_in_threadpool(choose_fast, body)
         options = reading(body) | {"groups": body.groups}
 
         def job() -> dict[str, Any]:
@@ -268,7 +273,7 @@ def create_app(
         check_many(body.background or (), "background")
         if (body.other is None) == (body.background is None):
             raise ValueError("give a second document or a background, and not both")
-        explainer, options = choose(body).at_detail("fast"), reading(body)
+        explainer, options = await run_in_threadpool(choose_fast, body), reading(body)
 
         def job() -> dict[str, Any]:
             other = explainer.background(body.background, **options) if body.background else plain(body.other or "")
@@ -283,7 +288,7 @@ def create_app(
     )
     async def highlight(request: Request, body: HighlightBody) -> Response:
         check_texts(query=body.query, document=body.document)
-        explainer, options = choose(body).at_detail("fast"), reading(body)
+        explainer, options = await run_in_threadpool(choose_fast, body), reading(body)
 
         def job() -> dict[str, Any]:
             return explainer.highlight(body.query, plain(body.document), body.unit, body.top, **options).to_dict()
@@ -291,7 +296,7 @@ def create_app(
         return answer(request, job)
 
     @app.get("/api/models", summary="List the models that are served", response_model=list[answers.ModelAnswer])
-    async def models() -> list[dict[str, Any]]:
+    def models() -> list[dict[str, Any]]:
         return [
             {
                 "name": name,
