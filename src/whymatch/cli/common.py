@@ -95,6 +95,15 @@ PathOption: TypeAlias = Annotated[
         autocompletion=offer("secant", "relay", "relay-2", "relay-3", "straight"),
     ),
 ]
+Special: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Special tokens keep what they contribute, share it among the tokens that it came from, or hold the base, "
+        "which stays whatever the words are.",
+        show_default="base where more than half stays, else keep",
+        autocompletion=offer("keep", "share", "base"),
+    ),
+]
 Detail: TypeAlias = Annotated[
     str,
     typer.Option(

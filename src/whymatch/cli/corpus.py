@@ -24,6 +24,7 @@ from whymatch.cli.common import (
     PathOption,
     PromptName,
     Query,
+    Special,
     Task,
     Tolerance,
     Versus,
@@ -79,6 +80,7 @@ def batch(
     layer: Layer = None,
     detail: Detail = "fast",
     path: PathOption = None,
+    special: Special = None,
     words: Annotated[bool, typer.Option("--words", help="Merge tokens to words.")] = False,
     top: Annotated[int, typer.Option(min=0, help="How many of the strongest pairs to list in each row.")] = 10,
     tolerance: Tolerance = 1e-3,
@@ -109,7 +111,14 @@ def batch(
         table = Table.open(source, names_of(columns))
         named = table.choose(names_of(columns), (FIRST, SECOND))
         echo(table.describe(named))
-        options = {"layer": layer, "detail": detail, "path": path, "tolerance": tolerance, "method": method}
+        options = {
+            "layer": layer,
+            "detail": detail,
+            "path": path,
+            "special": special,
+            "tolerance": tolerance,
+            "method": method,
+        }
         explainer = make_explainer(model, endpoint, key_env, allow_http, **options)
         if is_black_box(explainer):
             cells = (row.text(name) for row in table.rows() for name in named)
@@ -144,6 +153,7 @@ def build(
     layer: Layer = None,
     detail: Detail = "fast",
     path: PathOption = None,
+    special: Special = None,
     tolerance: Tolerance = 1e-3,
     store: Annotated[
         str,
@@ -184,7 +194,14 @@ def build(
         raise ValueError(f"--store {store!r} is not known; choose {', '.join(KEPT)}")
     with standard_input(corpus) as source:
         documents = read_documents(source, column)
-    options = {"layer": layer, "detail": detail, "path": path, "tolerance": tolerance, "method": method}
+    options = {
+        "layer": layer,
+        "detail": detail,
+        "path": path,
+        "special": special,
+        "tolerance": tolerance,
+        "method": method,
+    }
     explainer = make_explainer(model, endpoint, key_env, allow_http, **options)
     if endpoint is not None:  # an estimate would ask the service, and cost what it costs
         echo_cost(explainer, _most_texts(explainer, documents, store))

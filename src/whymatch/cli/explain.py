@@ -28,6 +28,7 @@ from whymatch.cli.common import (
     PathOption,
     PromptName,
     Query,
+    Special,
     Task,
     Tolerance,
     Versus,
@@ -99,14 +100,7 @@ def explain(
     missing: Annotated[
         bool, typer.Option("--missing", help="Show also what is missing from a perfect match, token by token.")
     ] = False,
-    special: Annotated[
-        str | None,
-        typer.Option(
-            help="Special tokens keep what they contribute, share it among the tokens that it came from, or hold the "
-            "base, which stays whatever the words are.",
-            show_default="base where more than half stays, else keep",
-        ),
-    ] = None,
+    special: Special = None,
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Keep the paper's reference terms apart.")] = False,
     endpoint: Endpoint = None,
     key_env: KeyEnv = None,
@@ -206,6 +200,7 @@ def rank(
     layer: Layer = None,
     detail: Detail = "fast",
     path: PathOption = None,
+    special: Special = None,
     top: Hits = 10,
     versus: Versus = None,
     groups: Grouping = None,
@@ -227,7 +222,7 @@ def rank(
         documents = read_documents(source)
     explained = most_of(top, ranks, len(documents))
     explainer = make_explainer(
-        model, endpoint, key_env, allow_http, layer=layer, detail=detail, path=path, method=method
+        model, endpoint, key_env, allow_http, layer=layer, detail=detail, path=path, special=special, method=method
     )
     if is_black_box(explainer):
         texts = sorted((document.text for document in documents), key=len)
@@ -252,6 +247,7 @@ def highlight(
     layer: Layer = None,
     detail: Detail = "fast",
     path: PathOption = None,
+    special: Special = None,
     unit: Annotated[
         str, typer.Option(help="words, sentences or tokens.", autocompletion=offer("words", "sentences", "tokens"))
     ] = "words",
@@ -281,7 +277,7 @@ def highlight(
     from whymatch.views import terminal
 
     explainer = make_explainer(
-        model, endpoint, key_env, allow_http, layer=layer, detail=detail, path=path, method=method
+        model, endpoint, key_env, allow_http, layer=layer, detail=detail, path=path, special=special, method=method
     )
     if is_black_box(explainer):
         echo_cost(explainer, 1 + explainer.foresee([document.text for document in documents]))
