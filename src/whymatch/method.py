@@ -334,12 +334,14 @@ def base_of(side: Side, shares: NDArray[np.floating], settings: Settings) -> NDA
     Returns:
         None where nothing is handed over.
     """
-    template = np.array([kind in TEMPLATE for kind in side.kinds], bool)
-    if settings.base == 0 or shares.ndim > 1 or side.image is not None or template.all() or not template.any():
+    if settings.base == 0 or shares.ndim > 1 or side.image is not None:
         return None
-    given = np.where(template, 0.0, -settings.base * shares)
-    given[template] = -given.sum() / template.sum()
-    return np.asarray(given, np.float64)
+    template = np.array([kind in TEMPLATE for kind in side.kinds], bool)
+    # A prompt that the pooling leaves out has no share of the embedding, and receives nothing.
+    receives, others = np.where(template, shares, 0.0), np.where(template, 0.0, shares)
+    if not (receives.any() and others.any()):
+        return None
+    return np.asarray(settings.base * (others.sum() * receives / receives.sum() - others), np.float64)
 
 
 @torch.inference_mode(False)
