@@ -45,8 +45,8 @@ from whymatch.truth.deletions import KEPT, Coalitions, draw
 from whymatch.truth.evaluation import Plan, find_files, make_jobs
 from whymatch.truth.judging import judge
 from whymatch.truth.links import WordLinks
-from whymatch.truth.subjects import describe, shares
-from whymatch.words import word_spans
+from whymatch.truth.subjects import describe
+from whymatch.words import shares, word_spans
 
 PAIRS = [
     ("The coffee is bad today.", "bad coffee in the kitchen"),

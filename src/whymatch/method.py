@@ -16,7 +16,8 @@
 
 5. **Fold** the reference's embedding back into the tokens in equal shares, Q[i] = P[i] + e(r) / tokens, so that
    Σᵢ Q[i] = e(x). The paper leaves this step out, and has reference terms beside its matrix instead. With
-   ``special="base"`` tokens then hand a part of their shares of e(x) over to the template.
+   ``special="base"`` tokens then hand a part of their shares of e(x) over to the template. **Correct**, where it is
+   asked for, what words have by what the model makes of parts of the text (:mod:`whymatch.correction`); the sum stays.
 6. **Combine** two texts: A = Q_a Q_bᵀ sums to e(a) · e(b), and divided by ‖e(a)‖ ‖e(b)‖ to their cosine. Of an encoder
    with a vector for each token, e has all of them, and those that met are multiplied.
 
@@ -39,6 +40,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whymatch import progress
+from whymatch.correction import with_corrections
 from whymatch.encoders.cut import Cut
 from whymatch.encoders.encoder import Encoder
 from whymatch.paths.integrate import Integral, Integrated, to_numpy
@@ -52,6 +54,7 @@ from whymatch.results.explanation import Explanation
 from whymatch.settings import MAXSIM, Settings, check_layer
 from whymatch.words import quote
 
+CHANGES = ("special", "base", "divisions")  # the settings of what is done with contributions once they are known
 FEW = 16  # inputs at a time whose hidden states are kept from the model's own run
 
 
@@ -229,6 +232,12 @@ class Method:
             handed_on.append(replace(source, handed=parts))
         return handed_on
 
+    def ask(self, sources: Sequence[TokenSource]) -> list[TokenSource]:
+        """Ask the model about parts of the texts, where contributions are to be corrected by that."""
+        if not self.settings.divisions:
+            return list(sources)
+        return with_corrections(self.encoder, list(sources), self.settings.divisions)
+
     def _check_end(self, integral: Integral, sources: Sequence[TokenSource]) -> None:
         """Raise an error unless every path ends at the embedding that the model itself gives."""
         embeddings = np.stack([source.embedding for source in sources])
@@ -321,8 +330,21 @@ def decompose(
             if (base := base_of(source.side, source.shares, settings)) is not None:
                 given = (base[:, None] * source.embedding).astype(contributions.dtype)
                 decomposition = replace(decomposition, contributions=decomposition.contributions + given)
-        decompositions.append(decomposition)
+        decompositions.append(correct(decomposition, source))
     return decompositions
+
+
+def correct(decomposition: Decomposition, source: Source) -> Decomposition:
+    """Correct contributions by what the model makes of parts of the text, where it was asked."""
+    if source.correction is None:
+        return decomposition
+    keep, add = source.correction.keep, source.correction.add
+    rows = decomposition.contributions
+    return replace(
+        decomposition,
+        side=replace(decomposition.side, errors=np.abs(keep) @ decomposition.side.errors),
+        contributions=(keep @ rows + add).astype(rows.dtype),
+    )
 
 
 def base_of(side: Side, shares: NDArray[np.floating], settings: Settings) -> NDArray[np.floating] | None:
@@ -384,6 +406,9 @@ def _project(
         if (base := base_of(source.side, source.shares, settings)) is not None:
             embedding = torch.as_tensor(source.embedding).to(products)
             products = products + (cotangents @ embedding)[:, None] * torch.as_tensor(base).to(products)
+    if source.correction is not None:
+        keep, add = (torch.as_tensor(each).to(products) for each in (source.correction.keep, source.correction.add))
+        products, errors = products @ keep.T + cotangents @ add.T, np.abs(source.correction.keep) @ errors
     sizes = (products / unit[:, None]).abs().amax(0)  # as far as the other input can tell
     matrix, effects = (products[:-1], products[-1]) if has_reference else (products, torch.zeros_like(products[0]))
     return Projection(
@@ -539,7 +564,7 @@ def _rows(derived: Derived) -> Floats:
 
 def check_alike(a: Settings, b: Settings) -> None:
     """Raise an error unless results with these settings can be combined."""
-    for name in ("model", "layer", "path", "reference", "fold_reference", "similarity", "blocks", "special", "base"):
+    for name in ("model", "layer", "path", "reference", "fold_reference", "similarity", "blocks", *CHANGES):
         first, second = getattr(a, name), getattr(b, name)
         if first != second:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The default layer, path and treatment of special tokens: the one place that decides what suits a model.
+"""The default layer, path, treatment of special tokens and correction: the one place that decides what suits a model.
 
 The path is ``"secant"`` for encoders of the kind of BERT, with LayerNorms and without gates: there it is about as
 true as a relay, which goes block by block, and several times cheaper. Elsewhere, and where an operation has no secant,
@@ -12,7 +12,9 @@ passes over a few sentences tell which blocks are rough.
 
 Special tokens hold the *base*, the part of an embedding that does not go when words do, if it is more than half of it.
 
-The measurements behind this are in docs/method.md, "Which map, and where" and "Special tokens".
+``fine`` corrects what words add by what the model makes of parts of the text; ``fast`` saves the runs that this takes.
+
+The measurements behind this are in docs/method.md, "Which map, and where", "Special tokens" and "Divisions".
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ ROUGH, TOLERANCE = 50, 1e-3
 
 # The blocks that ``fast`` goes through. A secant goes through each for a fraction of a pass.
 FAST_BLOCKS = {"secant": 3}
+
+# How many times ``fine`` and ``fast`` divide the words of a text into parts.
+DIVISIONS = {"fine": 4, "fast": 0}
 
 # Read to find out which blocks are rough: a short sentence and a longer one, of different kinds.
 SENTENCES = (
@@ -154,6 +159,13 @@ def choose_special(method: Method, wants_paper: bool) -> str:
         return "base" if has_template(method) and how_much_stays(method) > MUCH else "keep"
     except (ArithmeticError, RuntimeError):  # it fails with these sentences, and may not with the user's
         return "keep"
+
+
+def may_correct(method: Method, wants_paper: bool) -> bool:
+    """Whether contributions are corrected by what the model makes of parts of a text, where nobody says."""
+    encoder, settings = method.encoder, method.settings
+    texts_alone = set(encoder.model.modalities) == {"text"} and settings.similarity not in MAXSIM
+    return not wants_paper and texts_alone and encoder.shifted_by is None and isinstance(method.reference, str)
 
 
 def has_template(method: Method) -> bool:

@@ -217,7 +217,7 @@ class Runner:
                 if given.route not in cuts:
                     cuts[given.route] = how.cut(given)
                 try:
-                    members = how.hand_on(members, cuts[given.route])
+                    members = how.ask(how.hand_on(members, cuts[given.route]))
                     derive(keys, how.follow(members, cuts[given.route]), members)
                 except RoughPathError as error:
                     raise error.advise(self._advise(how, error.text)) from None

@@ -41,6 +41,8 @@ class Settings:
         special: whether special and prompt tokens "keep" what they contribute, "share" it among the tokens that it came
             from, or also hold the "base", the part of an embedding that does not go when words do.
         base: with special="base", how much of its share of the embedding a token hands over.
+        divisions: how many times the words of a text are divided into parts, whose own embeddings correct the
+            contributions; 0 if they are as the path gives them.
         mask: what replaces words that are left out for a Shapley value; None deletes them.
         budget: how many texts may be embedded for the Shapley values of one; None is the usual number.
     """
@@ -60,6 +62,7 @@ class Settings:
     budget: int | None = None
     special: str = "keep"
     base: float = 0.0
+    divisions: int = 0
 
     def __post_init__(self) -> None:
         if self.blocks is not None:  # JSON gives a list
@@ -93,6 +96,7 @@ def check_settings(
     mask: str | None = None,
     budget: int | None = None,
     special: str = "keep",
+    divisions: int = 0,
 ) -> Settings:
     """Return the settings if they can be met; otherwise raise an error that names the one that cannot."""
     most = get_rule(rule).most
@@ -113,6 +117,14 @@ def check_settings(
         raise ValueError(f"path={path!r} is not known; choose {', '.join(map(repr, PATHS))}")
     if special not in SPECIAL:
         raise ValueError(f"special={special!r} is not known; choose {', '.join(map(repr, SPECIAL))}")
+    if not is_int(divisions) or divisions < 0:
+        raise ValueError(f"divisions={divisions!r} is not a number of times to divide a text; give 0 or more")
+    if divisions and not fold_reference:
+        raise ValueError(
+            f"divisions={divisions} needs contributions that sum to the embedding; drop fold_reference=False"
+        )
+    if divisions and similarity in MAXSIM:
+        raise ValueError(f"divisions={divisions} has no meaning for the several vectors of {model!r}; drop it")
     if not isinstance(tolerance, int | float) or not least_tolerance <= tolerance <= 1:
         raise ValueError(
             f"tolerance={tolerance!r} cannot be taken; give {least_tolerance:.0e}, which is how exact the encoder's "
@@ -133,6 +145,7 @@ def check_settings(
         mask=mask,
         budget=None if budget is None else int(budget),
         special=special,
+        divisions=int(divisions),
     )
 
 

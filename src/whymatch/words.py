@@ -8,6 +8,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 Span: TypeAlias = tuple[int, int]  # characters from start to end
 Groups: TypeAlias = str | Sequence[Span] | None  # "words", "sentences", spans, or None for tokens
 
@@ -153,6 +156,18 @@ def label_groups(
 def merge_spans(spans: Sequence[Span]) -> Span:
     """Return the span from the first character to the last."""
     return min(low for low, _ in spans), max(high for _, high in spans)
+
+
+def shares(pieces: Sequence[Span], units: Sequence[Span]) -> NDArray[np.floating]:
+    """Return (units, pieces): the share of each piece that belongs to each unit, by characters.
+
+    Each column sums to 1, or to 0 for a piece that no unit touches.
+    """
+    low, high = np.array(pieces, np.int64).reshape(-1, 2).T
+    start, stop = np.array(units, np.int64).reshape(-1, 2).T[:, :, None]
+    overlap = np.maximum(np.minimum(high, stop) - np.maximum(low, start), 0).astype(np.float64)
+    total = overlap.sum(0)
+    return np.asarray(overlap / np.where(total > 0, total, 1))
 
 
 def check_groups(groups: Any) -> Groups:

@@ -104,6 +104,14 @@ Special: TypeAlias = Annotated[
         autocompletion=offer("keep", "share", "base"),
     ),
 ]
+Divisions: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="How many times words are divided into four parts, whose own embeddings correct what words add.",
+        show_default="4 for fine, 0 for fast",
+    ),
+]
 Detail: TypeAlias = Annotated[
     str,
     typer.Option(

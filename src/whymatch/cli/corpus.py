@@ -11,6 +11,7 @@ import typer
 from whymatch.cli.common import (
     AllowHttp,
     Detail,
+    Divisions,
     Documents,
     Endpoint,
     Grouping,
@@ -81,6 +82,7 @@ def batch(
     detail: Detail = "fast",
     path: PathOption = None,
     special: Special = None,
+    divisions: Divisions = None,
     words: Annotated[bool, typer.Option("--words", help="Merge tokens to words.")] = False,
     top: Annotated[int, typer.Option(min=0, help="How many of the strongest pairs to list in each row.")] = 10,
     tolerance: Tolerance = 1e-3,
@@ -116,6 +118,7 @@ def batch(
             "detail": detail,
             "path": path,
             "special": special,
+            "divisions": divisions,
             "tolerance": tolerance,
             "method": method,
         }
@@ -154,6 +157,7 @@ def build(
     detail: Detail = "fast",
     path: PathOption = None,
     special: Special = None,
+    divisions: Divisions = None,
     tolerance: Tolerance = 1e-3,
     store: Annotated[
         str,
@@ -199,6 +203,7 @@ def build(
         "detail": detail,
         "path": path,
         "special": special,
+        "divisions": divisions,
         "tolerance": tolerance,
         "method": method,
     }

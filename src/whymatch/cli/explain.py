@@ -14,6 +14,7 @@ from whymatch.cli.common import (
     STANDARD,
     AllowHttp,
     Detail,
+    Divisions,
     Documents,
     Endpoint,
     Grouping,
@@ -101,6 +102,7 @@ def explain(
         bool, typer.Option("--missing", help="Show also what is missing from a perfect match, token by token.")
     ] = False,
     special: Special = None,
+    divisions: Divisions = None,
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Keep the paper's reference terms apart.")] = False,
     endpoint: Endpoint = None,
     key_env: KeyEnv = None,
@@ -155,6 +157,7 @@ def explain(
             fold_reference=not no_fold,
             reference=what_is_nothing,
             special=special,
+            divisions=divisions,
             blocks=blocks,
             method=method,
             mask=mask,
@@ -201,6 +204,7 @@ def rank(
     detail: Detail = "fast",
     path: PathOption = None,
     special: Special = None,
+    divisions: Divisions = None,
     top: Hits = 10,
     versus: Versus = None,
     groups: Grouping = None,
@@ -222,7 +226,16 @@ def rank(
         documents = read_documents(source)
     explained = most_of(top, ranks, len(documents))
     explainer = make_explainer(
-        model, endpoint, key_env, allow_http, layer=layer, detail=detail, path=path, special=special, method=method
+        model,
+        endpoint,
+        key_env,
+        allow_http,
+        layer=layer,
+        detail=detail,
+        path=path,
+        special=special,
+        divisions=divisions,
+        method=method,
     )
     if is_black_box(explainer):
         texts = sorted((document.text for document in documents), key=len)
@@ -248,6 +261,7 @@ def highlight(
     detail: Detail = "fast",
     path: PathOption = None,
     special: Special = None,
+    divisions: Divisions = None,
     unit: Annotated[
         str, typer.Option(help="words, sentences or tokens.", autocompletion=offer("words", "sentences", "tokens"))
     ] = "words",
@@ -277,7 +291,16 @@ def highlight(
     from whymatch.views import terminal
 
     explainer = make_explainer(
-        model, endpoint, key_env, allow_http, layer=layer, detail=detail, path=path, special=special, method=method
+        model,
+        endpoint,
+        key_env,
+        allow_http,
+        layer=layer,
+        detail=detail,
+        path=path,
+        special=special,
+        divisions=divisions,
+        method=method,
     )
     if is_black_box(explainer):
         echo_cost(explainer, 1 + explainer.foresee([document.text for document in documents]))

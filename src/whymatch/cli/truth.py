@@ -61,6 +61,10 @@ def evaluate(
         str | None,
         typer.Option(metavar="NAME,…", help="Treatments of special tokens.", show_default="the explainer's own"),
     ] = None,
+    divisions: Annotated[
+        str | None,
+        typer.Option(metavar="N,…", help="How often words are divided.", show_default="the explainer's own"),
+    ] = None,
     detail: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="fine or fast.", show_default="the explainer's own")
     ] = None,
@@ -106,6 +110,7 @@ def evaluate(
         "path": _names(path),
         "reference": [reference_of(each) for each in _names(reference)],
         "special": _names(special),
+        "divisions": _numbers(divisions, "divisions"),
         "detail": _names(detail),
         "tolerance": [tolerance],
     }
@@ -167,10 +172,10 @@ def _names(text: str | None) -> list[Any]:
     return [None] if text is None else list(names_of(text) or [])
 
 
-def _numbers(text: str | None) -> list[Any]:
+def _numbers(text: str | None, flag: str = "layer") -> list[Any]:
     if text is None:
         return [None]
     try:
         return [int(each) for each in text.split(",")]
     except ValueError:
-        raise ValueError(f"--layer {text!r} is not a list of numbers; give them as 0,2,-1") from None
+        raise ValueError(f"--{flag} {text!r} is not a list of numbers; give them as 0,2,-1") from None

@@ -141,6 +141,19 @@ class Input:
 
 
 @dataclass(frozen=True, eq=False)
+class Correction:
+    """How contributions P are corrected: to ``keep @ P + add``, which has the same sum.
+
+    Attributes:
+        keep: (parts, parts).
+        add: (parts, dim).
+    """
+
+    keep: NDArray[np.floating]
+    add: NDArray[np.floating]
+
+
+@dataclass(frozen=True, eq=False)
 class Source:
     """What a decomposition takes from its input.
 
@@ -150,6 +163,7 @@ class Source:
         embedding: what the model's own ``encode`` returns.
         vectors: which vectors take part in a score, where the embedding is several vectors in a row.
         handed: the fraction of a part (column) that each part (row) receives; None if each keeps its own.
+        correction: what the model makes of parts of the text changes of the contributions; None if it was not asked.
     """
 
     side: Side
@@ -157,6 +171,7 @@ class Source:
     embedding: NDArray[np.floating]  # (dim,)
     vectors: NDArray[np.bool_] | None = field(default=None, kw_only=True)
     handed: NDArray[np.floating] | None = field(default=None, kw_only=True)  # (parts, parts)
+    correction: Correction | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -169,6 +169,8 @@ class Explanation:
             shared = f", what special tokens have is shared ({self.a.moved:.0%} and {self.b.moved:.0%} of the texts)"
         if self.settings.base and len(self.a.content) < len(self.a):
             shared = ", what stays without words is with the special tokens"
+        if self.settings.divisions:
+            shared += ", corrected by what the model makes of parts of the texts"
         return f"layer {self.layer}, {self.path} path{shared}"
 
     @property
@@ -564,6 +566,7 @@ def _settings(data: Any) -> Settings:
         "path": (str,),
         "special": (str,),
         "base": (int, float),
+        "divisions": (int,),
         "mask": (str, type(None)),
         "budget": (int, type(None)),
     }

@@ -116,7 +116,7 @@ class Subject:
 
     def relay(self, layer: int) -> Explainer:
         """Return an explainer that goes block by block from a layer."""
-        return Explainer(self.model, layer=layer, path="relay", special="keep", tolerance=TOLERANCE)
+        return Explainer(self.model, layer=layer, path="relay", special="keep", divisions=0, tolerance=TOLERANCE)
 
 
 class Stored:

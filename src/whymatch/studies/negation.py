@@ -25,8 +25,8 @@ from whymatch.studies import charts
 from whymatch.studies.experiment import Comparison, Experiment, Result, percent
 from whymatch.truth.asking import Model, keep_words, seeded
 from whymatch.truth.results import Measure, Row, mean_of
-from whymatch.truth.subjects import Attribution, TextPair, shares
-from whymatch.words import word_spans
+from whymatch.truth.subjects import Attribution, TextPair
+from whymatch.words import shares, word_spans
 
 NEGATIONS = {"not", "no", "never", "nobody", "nothing", "none", "neither", "nor", "cannot", "without", "nowhere"}
 COLUMNS = ((*FIRST, "sentence"), (*SECOND, "negated"))

@@ -13,7 +13,8 @@ from whymatch.truth.data import ChunkedPair
 from whymatch.truth.judging import judge
 from whymatch.truth.links import top1
 from whymatch.truth.results import Correlation, Measure, Result, Row, mean_of
-from whymatch.truth.subjects import Attribution, Subject, TextPair, shares
+from whymatch.truth.subjects import Attribution, Subject, TextPair
+from whymatch.words import shares
 
 TYPES = ("EQUI", "OPPO", "SPE1", "SPE2", "SIMI", "REL")
 

@@ -13,8 +13,8 @@ from whymatch.truth.asking import Model, keep_words, seeded
 from whymatch.truth.deletions import model_of
 from whymatch.truth.judging import judge
 from whymatch.truth.results import Measure, Result, Row, mean_of
-from whymatch.truth.subjects import Attribution, Subject, TextPair, shares
-from whymatch.words import word_spans
+from whymatch.truth.subjects import Attribution, Subject, TextPair
+from whymatch.words import shares, word_spans
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -12,7 +12,8 @@ from whymatch.quadrature import Floats
 from whymatch.truth.asking import REMOVALS, UNITS, Model, seeded
 from whymatch.truth.judging import judge
 from whymatch.truth.results import Measure, Result, Row, mean_of, pearson, spearman
-from whymatch.truth.subjects import Attribution, Subject, TextPair, shares
+from whymatch.truth.subjects import Attribution, Subject, TextPair
+from whymatch.words import shares
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

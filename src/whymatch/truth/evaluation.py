@@ -201,7 +201,7 @@ def make_subjects(plan: Plan, model: Any, name: str, out: Path) -> tuple[list[An
         if each == "whymatch":
             subjects += [Subject(Explainer(model, **settings), name) for settings in plan.settings]
         elif each == "unfolded":  # the paper's own form, of the same model
-            paper = {"path": "straight", "fold_reference": False, "special": "keep"}
+            paper = {"path": "straight", "fold_reference": False, "special": "keep", "divisions": 0}
             straight = [dict(each) | paper for each in plan.settings if each.get("path") in (None, "straight")]
             if not straight:
                 paths = ", ".join(dict.fromkeys(str(each["path"]) for each in plan.settings))

@@ -54,7 +54,8 @@ class TruthEvaluator(SentenceEvaluator):  # type: ignore[misc]  # which is not t
         del output_path
         explainer = Explainer(model, **self.settings)
         # What suits the model may change while it is trained, and its numbers should stay comparable.
-        self.settings.setdefault("special", explainer.settings.special)
+        for name in ("special", "divisions"):
+            self.settings.setdefault(name, getattr(explainer.settings, name))
         metrics: dict[str, float] = {}
         if self.pairs:
             asked = Model(model, explainer.settings.similarity)

@@ -17,7 +17,7 @@ import numpy as np
 
 from whymatch.quadrature import Floats
 from whymatch.results.explanation import Explanation
-from whymatch.words import Span, quote, word_spans
+from whymatch.words import Span, quote, shares, word_spans
 
 Subject: TypeAlias = Any  # see above
 TextPair: TypeAlias = tuple[str, str]
@@ -52,19 +52,6 @@ class Attribution:
     def over(self, units_a: Sequence[Span], units_b: Sequence[Span]) -> Floats:
         """Return the matrix over units of the texts, words for example; pieces of neither text are left out."""
         return np.asarray(shares(self.spans_a, units_a) @ self.matrix @ shares(self.spans_b, units_b).T)
-
-
-def shares(pieces: Sequence[Span], units: Sequence[Span]) -> Floats:
-    """Return (units, pieces): the share of each piece that belongs to each unit, by characters.
-
-    Each column sums to 1, or to 0 for a piece that no unit touches.
-    """
-    overlap = np.zeros((len(units), len(pieces)))
-    for j, (low, high) in enumerate(pieces):
-        for i, (start, stop) in enumerate(units):
-            overlap[i, j] = max(0, min(high, stop) - max(low, start))
-    total = overlap.sum(0)
-    return overlap / np.where(total > 0, total, 1)
 
 
 def attribute(subject: Subject, pairs: Sequence[TextPair], groups: str | None = None) -> list[Attribution]:

@@ -27,6 +27,7 @@ class SettingsAnswer(_Answer):
     budget: int | None
     special: str
     base: float = Field(description="What tokens hand over of their shares of the embedding, with special=base.")
+    divisions: int = Field(description="How often words are divided into parts, whose embeddings correct the entries.")
 
 
 class SideAnswer(_Answer):

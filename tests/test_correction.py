@@ -1,0 +1,151 @@
+"""What words add, corrected by what the model makes of parts of the text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from whymatch import Explainer
+from whymatch.correction import FREE, PARTS, STIFFNESS, _ask
+from whymatch.reading.inputs import Request
+from whymatch.words import shares, word_spans
+
+TEXT = "Two unbelievable dogs run across the snowy field towards a child."
+OTHER = "Nobody drank the coffee."
+
+
+@pytest.fixture(scope="module")
+def both(folders):
+    """The same explainer, with and without corrections."""
+    return [Explainer(folders("bert"), layer=1, path="secant", divisions=count) for count in (4, 0)]
+
+
+def test_the_sum_stays_what_it_is(both):
+    (corrected,), (plain,) = (explainer.decompose([TEXT]) for explainer in both)
+    np.testing.assert_allclose(corrected.contributions.sum(0), plain.contributions.sum(0), atol=1e-6)
+    assert np.abs(corrected.contributions - plain.contributions).max() > 1e-3
+    assert corrected.settings.divisions == 4
+
+
+def test_an_error_is_not_hidden(folders):
+    errors = []
+    for count in (0, 4):
+        explainer = Explainer(folders("bert"), layer=0, path="straight", steps=1, divisions=count)
+        errors.append(explainer.decompose([TEXT])[0].error)
+    assert errors[0] > 1e-4
+    assert errors[1] == pytest.approx(errors[0], rel=1e-3)
+
+
+def test_it_is_the_smallest_change_that_brings_the_parts_near(both):
+    """The same changes, found by minimizing what they should minimize, over all unknowns at once."""
+    explainer, plain = both
+    (source,) = explainer._method.read([Request(TEXT)])
+    question = _ask(source, 4)
+    assert question.kept.sum(0).tolist() == [4] * len(word_spans(TEXT))  # every word is in one part of each division
+    rows = plain.decompose([TEXT])[0].contributions.astype(np.float64)
+    belongs = shares(source.side.offsets, question.units)
+    words, template = belongs @ rows, rows[belongs.sum(0) == 0].sum(0)
+    vectors = explainer.embed(question.texts).astype(np.float64)
+    asked = np.hstack([question.kept.astype(float), np.ones((len(vectors), 1))])
+    missing = vectors - asked @ np.vstack([words, template])
+    count = len(words)
+    penalty = np.diag([STIFFNESS * count] * count + [1 / FREE])
+    ones = np.ones((count + 1, 1))
+    system = np.block([[asked.T @ asked + penalty, ones], [ones.T, np.zeros((1, 1))]])
+    change = np.linalg.solve(system, np.vstack([asked.T @ missing, np.zeros((1, rows.shape[1]))]))[:-1]
+    now = explainer.decompose([TEXT])[0].contributions
+    np.testing.assert_allclose(belongs @ now - words, change[:-1], atol=1e-5)
+    np.testing.assert_allclose(now[belongs.sum(0) == 0].sum(0) - template, change[-1], atol=1e-5)
+    # The tokens of a word share its change, and what is told about the parts is then nearer to the truth.
+    after = asked @ np.vstack([belongs @ now, now[belongs.sum(0) == 0].sum(0)])
+    assert np.linalg.norm(after - vectors) < np.linalg.norm(missing)
+
+
+def test_a_long_text_is_projected_with_its_correction(both):
+    explainer, _ = both
+    long = " ".join([TEXT] * 4)
+    why = explainer.explain(OTHER, long)
+    assert why.b.mode == "pairwise"
+    expected = explainer.pair(*explainer.decompose([OTHER, long]))
+    np.testing.assert_allclose(why.matrix, expected.matrix, atol=2e-5)
+
+
+def test_words_are_sums_of_tokens(both):
+    explainer, _ = both
+    tokens = explainer.explain(TEXT, OTHER).words()
+    words = Explainer(explainer.model, layer=1, path="secant", divisions=4, groups="words").explain(TEXT, OTHER)
+    np.testing.assert_allclose(words.matrix, tokens.matrix, atol=1e-5)
+
+
+def test_sentences_are_divided_where_they_are_explained(both):
+    explainer, _ = both
+    (source,) = explainer._method.read([Request(f"{TEXT} {OTHER}", groups="sentences")])
+    assert sorted(_ask(source, 4).texts) == sorted([TEXT, OTHER])
+
+
+def test_features_sum_to_the_entry(both):
+    explainer, _ = both
+    entry = explainer.explain(TEXT, OTHER).matrix[3, 2]
+    assert explainer.features(TEXT, OTHER, 3, 2).sum() == pytest.approx(entry, abs=1e-5)
+
+
+def test_a_prompt_is_part_of_what_is_asked(load):
+    model = load("bert")
+    explainer = Explainer(model, layer=1, path="secant", divisions=2)
+    asked = []
+    vectors = explainer._method.encoder.vectors
+    explainer._method.encoder.vectors = lambda texts, options: asked.append((texts, options)) or vectors(texts, options)
+    explainer.decompose([TEXT], prompt="query: ")
+    ((texts, options),) = asked
+    assert options.prompt == "query: "
+    assert len(texts) == 2 * PARTS
+    assert all(word.strip(".") in TEXT for text in texts for word in text.split())
+
+
+def test_what_is_not_read_is_not_asked_about(load):
+    model = load("bert")
+    model.max_seq_length = 8
+    explainer = Explainer(model, layer=1, path="secant", divisions=4)
+    (source,) = explainer._method.read([Request(TEXT)])
+    read = max(high for _, high in source.side.offsets)
+    assert read < len(TEXT)
+    assert _ask(source, 4).units[-1][0] < read
+    (decomposition,) = explainer.decompose([TEXT])
+    assert decomposition.error < 1e-5
+
+
+@pytest.mark.parametrize("text", ["", "coffee", "?", "   "])
+def test_texts_that_cannot_be_divided_stay_as_they_are(both, text):
+    (corrected,), (plain,) = (explainer.decompose([text]) for explainer in both)
+    np.testing.assert_array_equal(corrected.contributions, plain.contributions)
+
+
+def test_it_is_the_same_every_time_and_in_every_company(both):
+    explainer, _ = both
+    alone = explainer.decompose([TEXT])[0].contributions
+    np.testing.assert_allclose(explainer.decompose([OTHER, TEXT, "A child."])[1].contributions, alone, atol=1e-6)
+
+
+def test_fine_corrects_and_fast_does_not(folders):
+    explainer = Explainer(folders("bert"))
+    assert explainer.settings.divisions == 4
+    assert explainer.at_detail("fast").settings.divisions == 0
+    assert explainer.at_detail("fast").at_detail("fine").settings.divisions == 4
+    assert Explainer(folders("bert"), divisions=2).at_detail("fast").settings.divisions == 2
+    assert Explainer(folders("bert"), divisions=0).settings.divisions == 0
+    assert Explainer(folders("bert"), path="straight", layer=1).settings.divisions == 0
+    assert Explainer(folders("bert"), fold_reference=False, layer=1).settings.divisions == 0
+    again = Explainer.with_settings(Explainer(folders("bert"), divisions=3).settings)
+    assert again.settings.divisions == 3
+
+
+def test_what_cannot_be_asked_for(folders, both):
+    for wrong in (-1, 1.5, "4", True):
+        with pytest.raises(ValueError, match=f"divisions={wrong!r}"):
+            Explainer(folders("bert"), divisions=wrong)
+    with pytest.raises(ValueError, match="fold_reference"):
+        Explainer(folders("bert"), divisions=4, fold_reference=False)
+    with pytest.raises(ValueError, match="divisions=4 has no meaning"):
+        Explainer(lambda texts: np.ones((len(texts), 3)), divisions=4)
+    with pytest.raises(ValueError, match="divisions is 4 for the first and 0 for the second"):
+        Explainer.pair(both[0].decompose([TEXT])[0], both[1].decompose([TEXT])[0])
