@@ -178,7 +178,7 @@ def follow(explainer: Any, text: str) -> tuple[Any, list[Any]]:
     """The path of one text, and what it brings: what the functions of :mod:`whymatch.method` take."""
     from whymatch.reading.inputs import Request
 
-    sources = explainer._method.read([Request(text)])
+    sources = explainer._method.ask(explainer._method.read([Request(text)]))
     return explainer._method.follow(sources, explainer._method.cut(sources[0].input)), sources
 
 

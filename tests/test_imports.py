@@ -20,7 +20,7 @@ reading
 paths
 results
 encoders
-schedule
+schedule correction
 method
 policy
 runner

@@ -108,7 +108,7 @@ def test_hits_have_what_was_given_with_the_text(explainer, tmp_path, store, deco
     assert (hits["a"].title, hits["a"].metadata, hits["a"].text) == ("Coffee", {"page": 3}, TEXTS[0])
     assert hits["b"].metadata == {"url": "somewhere"}
     for hit in ranking:
-        why = explainer.explain("bad coffee", hit.text)
+        why = explainer.explain("bad coffee", hit.text, groups=(None, "sentences" if store == "sentences" else None))
         assert hit.score == pytest.approx(why.score, abs=1e-6)
         assert hit.explanation.error <= 1e-3
         assert hit.explanation.b.unit == ("sentence" if store == "sentences" else "token")

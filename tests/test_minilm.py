@@ -32,7 +32,7 @@ def test_exact_at_every_layer(minilm, layer):
 
 @pytest.mark.parametrize(("path", "coffee"), [("straight", 0.571), ("relay", 1.089), ("secant", 1.214)])
 def test_the_matrix_says_what_a_person_would(minilm, path, coffee):
-    why = Explainer(minilm, layer=0, path=path).explain(*COFFEE)
+    why = Explainer(minilm, layer=0, path=path, divisions=0).explain(*COFFEE)
     pairs = {(pair.token_a, pair.token_b): pair.value for pair in why.top(4) if pair.value > 0}
     assert list(pairs)[:3] == [("coffee", "coffee"), ("good", "bad"), ("not", "bad")]
     assert pairs["coffee", "coffee"] == pytest.approx(coffee, abs=5e-3)

@@ -123,7 +123,7 @@ def test_the_papers_own_model_is_explained_by_default():
 
 @pytest.mark.parametrize("path", ["straight", "relay", "secant"])
 def test_words_hand_the_base_over_and_the_sum_stays(load, path):
-    keep, base = (Explainer(load(), layer=1, path=path, special=special) for special in ("keep", "base"))
+    keep, base = (Explainer(load(), layer=1, path=path, special=each, divisions=0) for each in ("keep", "base"))
     share = base.settings.base
     assert 0 < share <= 1
     (kept,), (given,) = keep.decompose(PAIR[:1]), base.decompose(PAIR[:1])

@@ -43,6 +43,7 @@ def test_the_contract_of_the_explainer():
         "fold_reference": True,
         "similarity": None,
         "path": None,
+        "divisions": None,
         "detail": "fine",
         "special": None,
         "rule": "gauss",

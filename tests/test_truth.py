@@ -572,7 +572,7 @@ def test_evaluate(whymatch, tmp_path):
     (tmp_path / "data" / "mwa.tsv").write_text(WORDS_FILE * 2)
     out = tmp_path / "out"
     args = ("evaluate", "coalitions", "alignment", "--data", str(tmp_path / "data"), "--split", "dev", "--out")
-    args = (*args, str(out), "--special", "keep")
+    args = (*args, str(out), "--special", "keep", "--divisions", "0")
     printed, _ = whymatch(*args, "--layer", "2,-1", "--path", "relay", "--pairs", "2", "--method", "whymatch,random")
     assert "6 jobs, 12 pairs to do" in printed
     assert "in all" in printed

@@ -23,7 +23,7 @@ from whymatch.paths.jacobian import LOCK
 from whymatch.quadrature import Floats
 from whymatch.reading.inputs import Correction, EncodeOptions, TokenSource
 from whymatch.reading.sides import TEMPLATE
-from whymatch.words import Span, keep_units, shares, word_spans
+from whymatch.words import Span, find_spans, group_spans, keep_units, merge_spans
 
 PARTS = 4  # smaller parts cost less, and tell more of single words
 # How strongly words keep what they have, against an error of a part's embedding: the more words there are, the less is
@@ -37,12 +37,12 @@ class _Question:
     """What is asked about one text.
 
     Attributes:
-        units: what is kept or left out: words, or the groups that are explained.
+        belongs: (units, tokens), the tokens of what is kept or left out: words, or the groups that are explained.
         kept: (parts of the text, units).
         texts: the parts.
     """
 
-    units: list[Span]
+    belongs: NDArray[np.bool_]
     kept: NDArray[np.bool_]
     texts: list[str]
 
@@ -69,34 +69,47 @@ def with_corrections(encoder: Encoder, sources: list[TokenSource], divisions: in
 
 def _ask(source: TokenSource, divisions: int) -> _Question:
     """Divide the words of a text, or the groups that are explained, at random: the same way whenever it is asked."""
-    side, text = source.side, source.input.text
-    explained = [
-        span for span, kind in zip(side.offsets, side.kinds, strict=True) if kind not in TEMPLATE and span[1] > span[0]
-    ]
-    units = explained
-    if side.unit == "token":
-        # What a model with a limit does not read, it does not explain, and is not asked about.
-        words = word_spans(text)
-        units = [word for word, seen in zip(words, shares(explained, words).any(1), strict=True) if seen]
+    text, side = source.input.text, source.side
+    units, members = _units(source)
     if source.input.modality != "text" or len(units) < 2:
-        return _Question([], np.zeros((0, 0), bool), [])
+        return _Question(np.zeros((0, len(side)), bool), np.zeros((0, 0), bool), [])
+    belongs = np.zeros((len(units), len(side)), bool)
+    for unit, rows in enumerate(members):
+        belongs[unit, source.owner[rows]] = True
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    rng, rows = np.random.default_rng(list(digest)), {}
+    rng, rows_kept = np.random.default_rng(list(digest)), {}
     for _ in range(divisions):
-        for members in np.array_split(rng.permutation(len(units)), min(PARTS, len(units))):
+        for chosen in np.array_split(rng.permutation(len(units)), min(PARTS, len(units))):
             row = np.zeros(len(units), bool)
-            row[members] = True
-            rows[row.tobytes()] = row  # short texts have few parts: each is asked about once
-    kept = np.stack(list(rows.values()))
-    return _Question(units, kept, [keep_units(text, units, row) for row in kept])
+            row[chosen] = True
+            rows_kept[row.tobytes()] = row  # short texts have few parts: each is asked about once
+    kept = np.stack(list(rows_kept.values()))
+    return _Question(belongs, kept, [keep_units(text, units, row) for row in kept])
+
+
+def _units(source: TokenSource) -> tuple[list[Span], list[list[int]]]:
+    """Return the characters and the rows of what is divided, as far as the model reads the text."""
+    given, divided = source.input, source.divided
+    if divided is None and source.side.unit not in ("token", "word"):  # sentences, or spans
+        members = [np.flatnonzero(source.owner == part).tolist() for part in range(len(source.side))]
+    else:
+        spans = find_spans(given.text, divided or "words")
+        members = group_spans(len(given.text), given.offsets, spans, together=divided not in (None, "words"))
+    units = []
+    for rows in members:
+        low, high = merge_spans([given.offsets[row] for row in rows])
+        inside = given.text[low:high]
+        own = bool(inside.strip()) and given.kinds[rows[0]] not in TEMPLATE
+        units.append((low + len(inside) - len(inside.lstrip()), low + len(inside.rstrip())) if own else None)
+    return [span for span in units if span], [rows for span, rows in zip(units, members, strict=True) if span]
 
 
 def _correction(source: TokenSource, question: _Question, answers: Floats) -> Correction:
     """Find how contributions are moved: see above."""
-    belongs = shares(source.side.offsets, question.units)  # (units, tokens)
     template = np.array([kind in TEMPLATE for kind in source.side.kinds], bool)
     # What the words lose or gain is divided among their tokens equally, and the template's by its shares.
-    spread = [row / row.sum() for row in (belongs > 0).astype(np.float64)]
+    belongs = question.belongs.astype(np.float64)
+    spread = [row / row.sum() for row in belongs]
     variances = [1 / (STIFFNESS * len(spread))] * len(spread)
     asked = question.kept.astype(np.float64)
     pooled = source.shares if source.shares.ndim == 1 else source.shares.mean(1)

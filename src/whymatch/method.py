@@ -88,7 +88,8 @@ class Method:
             for n, (i, given) in enumerate(zip(numbers, inputs, strict=True)):
                 source = describe(given, requests[i].groups, embeddings[n])
                 state = None if layer is None or n not in states else (layer, states[n])
-                sources[i] = self.encoder.complete(replace(source, state=state))
+                source = replace(source, state=state, divided=requests[i].divided)
+                sources[i] = self.encoder.complete(source)
         return [sources[i] for i in range(len(requests))]
 
     def _layer_to_keep(self, inputs: Sequence[Input]) -> int | None:

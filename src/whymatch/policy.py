@@ -75,6 +75,9 @@ MUCH = 0.5
 _stays: dict[Hashable, float] = {}
 _bases: dict[Hashable, float] = {}
 
+# Whether a model embeds single words.
+_words: dict[Hashable, bool] = {}
+
 # The layer at which a level of detail begins, for each model and its settings.
 _first_smooth: dict[Hashable, int] = {}
 
@@ -165,7 +168,21 @@ def may_correct(method: Method, wants_paper: bool) -> bool:
     """Whether contributions are corrected by what the model makes of parts of a text, where nobody says."""
     encoder, settings = method.encoder, method.settings
     texts_alone = set(encoder.model.modalities) == {"text"} and settings.similarity not in MAXSIM
-    return not wants_paper and texts_alone and encoder.shifted_by is None and isinstance(method.reference, str)
+    usual = texts_alone and encoder.shifted_by is None and isinstance(method.reference, str)
+    return not wants_paper and usual and _embeds_words(method)
+
+
+def _embeds_words(method: Method) -> bool:
+    """Whether the model can embed a single word: one that halves its texts on the way may not."""
+    key = (identity(method.encoder.model), method.encoder.name)
+    if key not in _words:
+        try:
+            with LOCK:
+                method.encoder.vectors(["coffee"], EncodeOptions(_tasks(method)[-1]))
+            _words[key] = True
+        except (ArithmeticError, RuntimeError):
+            _words[key] = False
+    return _words[key]
 
 
 def has_template(method: Method) -> bool:

@@ -90,7 +90,8 @@ class Runner:
 
     def _explain_finer(self, a: Request, b: Request, side: str) -> Explanation:
         """Explain a pair of groups with the tokens of one side."""
-        pair = (replace(a, groups=None), b) if side == "a" else (a, replace(b, groups=None))
+        finer = [replace(each, groups=None, divided=each.groups) for each in (a, b)]
+        pair = (finer[0], b) if side == "a" else (a, finer[1])
         return self._explain_window([pair], {})[0]
 
     def _explain_window(

@@ -210,7 +210,7 @@ class Encoder:
         twin = copy_tree(self.model, Tensor.detach, tokenizers=self._tokenizers).eval()
         opened = [value if isinstance(value, str) else open_picture(value)[0] for value in values]
         options.resolve_prompt(self.model)  # what is wrong with it is no fault of the model's code
-        with model_code(self.name, "it embeds texts to rank them", "Texts may be too long for it"):
+        with model_code(self.name, "it embeds texts", "They may be too long, or too short, for it"):
             return np.asarray(in_batches(opened, lambda batch: encode(twin, batch, options)))
 
     def tower(self, given: Input) -> Tower:

@@ -82,6 +82,7 @@ class Request:
     value: Value
     options: EncodeOptions = EncodeOptions()
     groups: Groups = None
+    divided: Groups = None  # where a group is looked at more closely: what was divided when it was explained
 
     @classmethod
     def of(cls, value: Value, options: EncodeOptions, groups: Groups = None) -> Request:
@@ -92,7 +93,7 @@ class Request:
     def key(self) -> Hashable:
         """Equal for requests that have the same result: equal texts, one picture object, or one file."""
         if isinstance(self.value, str):
-            return self.value, self.options, self.groups
+            return self.value, self.options, self.groups, self.divided
         same = os.fspath(self.value) if isinstance(self.value, os.PathLike) else id(self.value)
         return same, type(self.value), self.options, self.groups
 
@@ -182,11 +183,13 @@ class TokenSource(Source):
         owner: the part that each row of the hidden states belongs to.
         input: the input as the model reads it.
         state: a layer, and the model's own hidden states there, if they were seen when it embedded the input.
+        divided: what is divided for a correction; None is what is explained, or words.
     """
 
     owner: NDArray[np.integer]  # (rows,)
     input: Input
     state: tuple[int, Tensor] | None = None  # (rows, dim)
+    divided: Groups = None
 
 
 def describe(given: Input, groups: Groups, embedding: NDArray[np.floating]) -> TokenSource:

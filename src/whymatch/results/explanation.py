@@ -170,7 +170,7 @@ class Explanation:
         if self.settings.base and len(self.a.content) < len(self.a):
             shared = ", what stays without words is with the special tokens"
         if self.settings.divisions:
-            shared += ", corrected by what the model makes of parts of the texts"
+            shared += f", {self.settings.divisions} divisions"
         return f"layer {self.layer}, {self.path} path{shared}"
 
     @property

@@ -78,7 +78,7 @@ def candidates(layers: int) -> list[dict[str, Any]]:
     """List settings that are worth trying for an encoder of so many blocks; the defaults come first."""
     places = list(dict.fromkeys([0, layers // 2, 3 * layers // 4]))
     tried = [{"path": path, "layer": place} for path in ("secant", "relay") for place in places]
-    usual = [{}, {"divisions": 0}, {"special": "keep"}, {"special": "base"}]
+    usual: list[dict[str, Any]] = [{}, {"divisions": 0}, {"special": "keep"}, {"special": "base"}]
     return [*usual, *tried, {"path": "straight", "layer": places[-1]}]
 
 
