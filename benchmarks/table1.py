@@ -1,6 +1,7 @@
 """The paper's Table 1: plain and adjusted training of a model, evaluated by cosine and by dot product.
 
-    python benchmarks/table1.py TRAIN.CSV OUT [--model MODEL] [--seeds 0 1] [--only NAME …] [--tried NAME …]
+    python benchmarks/table1.py TRAIN.CSV OUT [--model MODEL] [--seeds 0 1] [--precision bfloat16]
+        [--only NAME …] [--tried NAME …]
 
 Trains every recipe with every seed into OUT, and the variants in TRIED with the first seed, for one epoch. Interrupted
 runs are resumed, finished ones are kept. Adds to ``benchmarks/results/table1.json``, which holds the results of each
@@ -55,6 +56,7 @@ def main() -> None:
         ("--tried", TRIED, "the variants to try for one epoch; other results are kept"),
     ):
         parser.add_argument(group, nargs="*", choices=list(names), metavar="NAME", help=meaning)
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="of matrix products")
     options = parser.parse_args()
     chosen = {"trained": options.only, "tried": options.tried}
     if options.only is None and options.tried is None:
@@ -81,7 +83,7 @@ def main() -> None:
         print(f"--- {name}, seed {seed}", flush=True)
         folder = options.out / "-".join(re.findall(r"[\w.]+", f"{'tried ' * (group == 'tried')}{name} {seed}"))
         record = train(
-            Recipe(base=options.model, seed=seed, **changes),
+            Recipe(base=options.model, seed=seed, precision=options.precision, **changes),
             splits,
             folder,
             resume=folder.exists(),
@@ -94,7 +96,7 @@ def main() -> None:
         others = [run for run in results[group] if (run["recipe"], run["seed"]) != (name, seed)]
         order = list(RECIPES if group == "trained" else TRIED)
         results[group] = sorted(
-            [*others, {"recipe": name, "seed": seed, **measured}],
+            [*others, {"recipe": name, "seed": seed, "precision": options.precision, **measured}],
             key=lambda run: (order.index(run["recipe"]), run["seed"]),
         )
         results["machine"] = machine() | {"model": base}

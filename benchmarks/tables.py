@@ -174,7 +174,8 @@ def table1() -> str:
             lines.append(f"| {base} | none, {name} | – | {spearman['cosine']:.1f} | {spearman['dot']:.1f} |")
         trained: dict[str, list[dict[str, float]]] = {}
         for run in models[base]["trained"]:
-            trained.setdefault(run["recipe"], []).append(run["test"])
+            digits = ", in bfloat16" if run.get("precision") == "bfloat16" else ""
+            trained.setdefault(run["recipe"] + digits, []).append(run["test"])
         for name, runs in trained.items():
             cells = [_mean([run[by] for run in runs]) for by in ("cosine", "dot")]
             lines.append(f"| {base} | {name} | {len(runs)} | {cells[0]} | {cells[1]} |")

@@ -103,6 +103,24 @@ def test_training_learns_and_the_folder_is_a_model(base, splits, tmp_path, objec
     assert why.relative_error < 1e-4
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_only_matrix_products_of_training_have_fewer_digits(base, splits, tmp_path, monkeypatch, precision):
+    enabled = []
+
+    def watched(*given):
+        enabled.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16)
+        return embed(*given)
+
+    monkeypatch.setattr("whymatch.training.loss.embed", watched)
+    recipe = Recipe(base=base, epochs=1, lr=2e-3, batch_size=8, precision=precision)
+    record = train(recipe, splits, tmp_path / "out", device="cpu")
+    assert set(enabled) == {precision == "bfloat16"}
+    model, _ = loading.load(tmp_path / "out", "cpu")
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert evaluate_sts(model, splits.test) == pytest.approx(record["test"], abs=1e-6)
+    assert f"precision | {precision}" in (tmp_path / "out/README.md").read_text()
+
+
 class Known(torch.nn.Module):
     """A model whose embeddings are what it is given."""
 
@@ -404,7 +422,7 @@ def test_folders_that_are_refused(base, splits, tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("objective", "l2"), ("epochs", 0), ("batch_size", 0), ("lr", 0.0), ("lr", 2.0), ("weight_decay", -1.0),
-     ("warmup", 1.0), ("scale", "two"), ("own", -1.0)],
+     ("warmup", 1.0), ("scale", "two"), ("own", -1.0), ("precision", "float16")],
 )  # fmt: skip
 def test_impossible_settings(name, value):
     with pytest.raises(ValueError, match=f"{name}={value!r} is not possible; give"):

@@ -54,6 +54,9 @@ def train(
     ] = False,
     own: Annotated[float, typer.Option(help="The weight of a text's dot product with itself standing for 1.")] = 0.0,
     teacher: Annotated[str | None, typer.Option(help="A model whose cosines count as much as the labels.")] = None,
+    precision: Annotated[
+        str, typer.Option(help="Of the matrix products of training: float32, or bfloat16, which is faster.")
+    ] = "float32",
     dev: Annotated[
         str | None, typer.Option(metavar="FILE", help="Pairs to choose the best epoch by.", show_default="beside FILE")
     ] = None,
@@ -85,6 +88,7 @@ def train(
         centred=centred,
         own=own,
         teacher=teacher,
+        precision=precision,  # type: ignore[arg-type]
     )
     splits = read_splits(data, dev, test, names_of(columns), range_of(score_range), seed)
     echo(splits)

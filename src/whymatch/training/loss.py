@@ -27,6 +27,7 @@ class PairLoss(nn.Module):
             embeddings have a part in common, which training then need not remove.
         learned: whether the scale is trained too.
         own: the weight of a term that asks a text's score with itself to be 1, as its cosine always is.
+        fewer_digits: whether the model's matrix products are computed in bfloat16; the loss itself never is.
     """
 
     def __init__(
@@ -38,17 +39,22 @@ class PairLoss(nn.Module):
         *,
         learned: bool = False,
         own: float = 0.0,
+        fewer_digits: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
         self.zero = zero
         self.own = own
+        self._fewer_digits = fewer_digits
         # The logarithm is trained, so that the scale stays positive.
         self.log_scale = nn.Parameter(torch.tensor(scale).log().to(model.device), requires_grad=learned)
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
-        a, b = embed(self.model, list(sentence_features))
+        # Not left to the trainer, which looks after the model's own forward: embed runs the model's parts.
+        with torch.autocast(self.log_scale.device.type, torch.bfloat16, enabled=self._fewer_digits):
+            embeddings = embed(self.model, list(sentence_features))
+        a, b = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in embeddings)
         targets = labels.to(a.dtype).view(-1)
         if self.objective == "cosine":
             return mse_loss(cosine_similarity(a, b), targets)

@@ -51,6 +51,8 @@ class Recipe:
     centred: bool = False  # whether the usual dot product of unrelated texts, instead of 0, stands for the score 0
     own: float = 0.0  # the weight of a term that asks a text's dot product with itself to be 1
     teacher: str | None = None  # a model whose cosines count as much as the labels
+    # Of matrix products in training: weights, losses and evaluations are float32 either way.
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         checks = {
@@ -62,6 +64,7 @@ class Recipe:
             "warmup": (0 <= self.warmup < 1, "give the share of all steps, from 0 to below 1"),
             "scale": (self.scale in ("one", "usual", "learned"), "give one, usual or learned"),
             "own": (self.own >= 0, "give 0 or more"),
+            "precision": (self.precision in ("float32", "bfloat16"), "give float32 or bfloat16"),
         }
         for name, (right, advice) in checks.items():
             if not right:
@@ -153,7 +156,15 @@ def _train(
     columns = {"sentence1": [a for a, _ in splits.train.texts], "sentence2": [b for _, b in splits.train.texts]}
     dot, device = recipe.objective == "dot", torch.device(model.device).type
     scale, zero = _scale_and_zero(model, recipe, columns["sentence1"], columns["sentence2"]) if dot else (1.0, 0.0)
-    loss = PairLoss(model, recipe.objective, scale, zero, learned=dot and recipe.scale == "learned", own=recipe.own)
+    loss = PairLoss(
+        model,
+        recipe.objective,
+        scale,
+        zero,
+        learned=dot and recipe.scale == "learned",
+        own=recipe.own,
+        fewer_digits=recipe.precision == "bfloat16",
+    )
     reporter = _Reporter(out, record, loss, say, progress)
     trainer = _Trainer(
         model=model,
