@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from whymatch import Explainer
-from whymatch.correction import FREE, PARTS, STIFFNESS, _ask
+from whymatch import Explainer, Explanation, correction
+from whymatch.correction import FREE, PARTS, STIFFNESS, _ask, _correction
 from whymatch.reading.inputs import Request
 from whymatch.words import word_spans
 
@@ -93,10 +95,10 @@ def test_a_prompt_is_part_of_what_is_asked(load):
     model = load("bert")
     explainer = Explainer(model, layer=1, path="secant", divisions=2)
     asked = []
-    vectors = explainer._method.encoder.vectors
-    explainer._method.encoder.vectors = lambda texts, options: asked.append((texts, options)) or vectors(texts, options)
+    read = explainer._method.encoder.read
+    explainer._method.encoder.read = lambda texts, options: asked.append((texts, options)) or read(texts, options)
     explainer.decompose([TEXT], prompt="query: ")
-    ((texts, options),) = asked
+    texts, options = asked[-1]
     assert options.prompt == "query: "
     assert len(texts) == 2 * PARTS
     assert all(word.strip(".") in TEXT for text in texts for word in text.split())
@@ -120,6 +122,34 @@ def test_texts_that_cannot_be_divided_stay_as_they_are(both, text):
     np.testing.assert_array_equal(corrected.contributions, plain.contributions)
 
 
+@pytest.mark.parametrize("name", ["fnet", "convbert"])
+def test_a_part_is_embedded_as_it_would_be_alone(folders, name):
+    """These models do not ignore padding."""
+    explainer = Explainer(folders(name), layer=1, divisions=4)
+    (source,) = explainer._method.ask(explainer._method.read([Request(TEXT)]))
+    question = _ask(source, 4)
+    alone = np.stack([explainer.embed([text])[0] for text in question.texts]).astype(np.float64)
+    expected = _correction(source, question, alone)
+    np.testing.assert_allclose(source.correction.add, expected.add, atol=1e-5 * np.abs(expected.add).max())
+
+
+def test_what_lies_far_behind_what_is_read_takes_no_time(load, monkeypatch):
+    model = load("bert")
+    model.max_seq_length = 8
+    searched = []
+    find = correction.find_spans
+    monkeypatch.setattr(correction, "find_spans", lambda text, kind: searched.append(len(text)) or find(text, kind))
+    Explainer(model, layer=1, path="secant", divisions=4).decompose([" ".join([TEXT] * 50)])
+    assert 0 < max(searched) < len(TEXT)
+
+
+def test_paths_are_followed_without_asking(both, monkeypatch):
+    explainer, _ = both
+    monkeypatch.setattr("whymatch.method.with_corrections", lambda *_: pytest.fail("the model was asked about parts"))
+    (values,) = explainer.path_values([TEXT], [0.0, 1.0])
+    assert np.isfinite(values).all()
+
+
 def test_it_is_the_same_every_time_and_in_every_company(both):
     explainer, _ = both
     alone = explainer.decompose([TEXT])[0].contributions
@@ -135,17 +165,25 @@ def test_fine_corrects_and_fast_does_not(folders):
     assert Explainer(folders("bert"), divisions=0).settings.divisions == 0
     assert Explainer(folders("bert"), path="straight", layer=1).settings.divisions == 0
     assert Explainer(folders("bert"), fold_reference=False, layer=1).settings.divisions == 0
+    given = Explainer(folders("bert"), layer=1)
+    assert given.settings.divisions == 4
+    assert given.at_detail("fast").settings == replace(given.settings, divisions=0)
+    assert given.at_detail("fast").at_detail("fine").settings == given.settings
+    assert given.settings.divisions == 4  # and stays as it was
     again = Explainer.with_settings(Explainer(folders("bert"), divisions=3).settings)
     assert again.settings.divisions == 3
 
 
 def test_what_cannot_be_asked_for(folders, both):
-    for wrong in (-1, 1.5, "4", True):
+    for wrong in (-1, 1.5, "4", True, 1001):
         with pytest.raises(ValueError, match=f"divisions={wrong!r}"):
             Explainer(folders("bert"), divisions=wrong)
     with pytest.raises(ValueError, match="fold_reference"):
         Explainer(folders("bert"), divisions=4, fold_reference=False)
     with pytest.raises(ValueError, match="divisions=4 has no meaning"):
         Explainer(lambda texts: np.ones((len(texts), 3)), divisions=4)
+    data = both[0].explain(TEXT, OTHER).to_dict()
+    with pytest.raises(ValueError, match="its setting divisions is -3"):
+        Explanation.from_dict(data | {"settings": data["settings"] | {"divisions": -3}})
     with pytest.raises(ValueError, match="divisions is 4 for the first and 0 for the second"):
         Explainer.pair(both[0].decompose([TEXT])[0], both[1].decompose([TEXT])[0])

@@ -80,7 +80,7 @@ def test_a_model_without_a_secant_is_explained_block_by_block(load, monkeypatch)
 
 def test_a_layer_that_is_given_stays(load):
     explainer = Explainer(load(), layer=1)
-    assert explainer.at_detail("fast") is explainer
+    assert explainer.at_detail("fast").settings == replace(explainer.settings, divisions=0)
     assert explainer.at_layer(0).at_detail("fast").settings.layer == 0
 
 

@@ -155,6 +155,13 @@ def test_text_and_picture(sighted, layer):
     assert (sighted.encode([image]) == before).all()
 
 
+def test_parts_that_name_pictures_are_not_opened(sighted):
+    explainer = Explainer(sighted, layer=1, divisions=4)
+    for text in ("A dog. http://0/c.jpg", "http://0/c.jpg http://0/d.jpg"):
+        why = explainer.explain("dogs", text, groups=(None, [(0, text.index(" ")), (text.index(" ") + 1, len(text))]))
+        assert why.error <= 1e-4
+
+
 def test_pictures_with_each_other(sighted):
     image, second = picture(0), picture(1)
     why = Explainer(sighted, layer=1, tolerance=1e-6).explain(image, second)

@@ -13,7 +13,9 @@ applied to products of P as well.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,17 +48,22 @@ class _Question:
     kept: NDArray[np.bool_]
     texts: list[str]
 
+    def without(self, opens: Callable[[str], bool]) -> _Question:
+        """Leave out parts that the model would take for something else than a text."""
+        stays = [not opens(text) for text in self.texts]
+        return replace(self, kept=self.kept[stays], texts=[*compress(self.texts, stays)])
+
 
 def with_corrections(encoder: Encoder, sources: list[TokenSource], divisions: int) -> list[TokenSource]:
     """Ask the model about parts of texts, and keep with each text how its contributions are corrected."""
-    questions = [_ask(source, divisions) for source in sources]
+    questions = [_ask(source, divisions).without(encoder.opens) for source in sources]
     by_options: dict[EncodeOptions, dict[str, Floats]] = {}
     for source, question in zip(sources, questions, strict=True):
         by_options.setdefault(source.input.options, {}).update(dict.fromkeys(question.texts, np.zeros(0)))
     for options, texts in by_options.items():
         if texts:
-            with LOCK:
-                vectors = encoder.vectors(list(texts), options)
+            with LOCK:  # as whole texts are embedded: without padding, which not every model ignores
+                vectors, _ = encoder.embed(encoder.read(list(texts), options))
             texts.update(zip(texts, np.asarray(vectors, np.float64), strict=True))
     corrected = []
     for source, question in zip(sources, questions, strict=True):
@@ -93,7 +100,8 @@ def _units(source: TokenSource) -> tuple[list[Span], list[list[int]]]:
     if divided is None and source.side.unit not in ("token", "word"):  # sentences, or spans
         members = [np.flatnonzero(source.owner == part).tolist() for part in range(len(source.side))]
     else:
-        spans = find_spans(given.text, divided or "words")
+        read = max((high for _, high in given.offsets), default=0)  # a text may go on for long after what is read
+        spans = find_spans(given.text[:read] if divided is None else given.text, divided or "words")
         members = group_spans(len(given.text), given.offsets, spans, together=divided not in (None, "words"))
     units = []
     for rows in members:

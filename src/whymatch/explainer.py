@@ -313,19 +313,20 @@ class Explainer(SearchMixin):
         return other
 
     def at_detail(self, detail: Literal["fine", "fast"]) -> Explainer:
-        """Return the same explainer at the layer that suits the model and this level of detail.
+        """Return the same explainer at the layer, and with the divisions, that suit this level of detail.
 
-        An explainer whose layer was given stays at it.
+        What was given stays as it is.
         """
         policy.check_detail(detail)
-        if self._layer_given or isinstance(self._method, Direct):
-            return self
-        # Counted from the output, so that a second tower of another depth is cut at the same distance from it.
-        other = self.at_layer(policy.choose_layer(self._method, detail) - self._num_layers - 1)
-        other._layer_given = False
+        other = copy.copy(self)
+        if not self._layer_given:
+            # Counted from the output, so that a second tower of another depth is cut at the same distance from it.
+            layer = policy.choose_layer(self._runner.differentiable("layers"), detail)
+            other = self.at_layer(layer - self._num_layers - 1)
+            other._layer_given = False
         if self._corrects:
             settings = replace(other.settings, divisions=policy.DIVISIONS[detail])
-            other._method = replace(other._method, settings=settings)
+            other._method = replace(other._runner.differentiable("divisions"), settings=settings)
         return other
 
     def with_model(self, model: SentenceTransformer) -> Explainer:
@@ -447,6 +448,7 @@ class Explainer(SearchMixin):
         how = self._runner.differentiable("paths")
         if self.settings.path == "secant":  # which has no path, and need not be recorded for the line between its ends
             how = replace(how, settings=replace(how.settings, path="straight"))
+        how = replace(how, settings=replace(how.settings, divisions=0))  # what is corrected is a result, not a path
         Runner(how).derive(requests, derive)
         return [results[request.key] for request in requests]
 

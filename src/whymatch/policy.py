@@ -173,12 +173,13 @@ def may_correct(method: Method, wants_paper: bool) -> bool:
 
 
 def _embeds_words(method: Method) -> bool:
-    """Whether the model can embed a single word: one that halves its texts on the way may not."""
+    """Whether the model can embed a single word or mark: one that halves its texts on the way may not."""
     key = (identity(method.encoder.model), method.encoder.name)
     if key not in _words:
         try:
             with LOCK:
-                method.encoder.vectors(["coffee"], EncodeOptions(_tasks(method)[-1]))
+                for task in _tasks(method):
+                    method.encoder.vectors(["coffee", "?"], EncodeOptions(task))
             _words[key] = True
         except (ArithmeticError, RuntimeError):
             _words[key] = False

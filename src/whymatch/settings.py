@@ -18,6 +18,7 @@ PATHLESS = {"shapley": "Shapley values of the embedding", "none": "the sum over 
 PATHS = ("straight", "relay", "relay-2", "relay-3", "secant")
 DETAILS = ("fine", "fast")
 SPECIAL = ("keep", "share", "base")
+MOST_DIVISIONS = 1000
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,10 @@ def check_settings(
         raise ValueError(f"path={path!r} is not known; choose {', '.join(map(repr, PATHS))}")
     if special not in SPECIAL:
         raise ValueError(f"special={special!r} is not known; choose {', '.join(map(repr, SPECIAL))}")
-    if not is_int(divisions) or divisions < 0:
-        raise ValueError(f"divisions={divisions!r} is not a number of times to divide a text; give 0 or more")
+    if not is_int(divisions) or not 0 <= divisions <= MOST_DIVISIONS:
+        raise ValueError(
+            f"divisions={divisions!r:.60} is not a number of times to divide a text; give 0 to {MOST_DIVISIONS:,}"
+        )
     if divisions and not fold_reference:
         raise ValueError(
             f"divisions={divisions} needs contributions that sum to the embedding; drop fold_reference=False"

@@ -148,11 +148,19 @@ class Encoder:
                 # Flash attention would pack the texts, and the places of their tokens would be lost.
                 module.can_flatten_inputs = False
         texts = [value for value in values if isinstance(value, str)]
-        if any(_is_media(text, self.model.modalities) for text in texts):
-            name = next(text for text in texts if _is_media(text, self.model.modalities))
+        name = next(filter(self.opens, texts), None)
+        if name is not None:
             raise ValueError(f"{quote(name)} names a file, which this model would open: give a Pillow image or a Path")
         read = iter(read_texts(twin, texts, options)) if texts else iter(())
         return [next(read) if isinstance(value, str) else self._read_picture(twin, value, options) for value in values]
+
+    def opens(self, text: str) -> bool:
+        """Whether the model would take this text for the name or address of a file, and open that."""
+        if set(self.model.modalities) <= {"text"}:
+            return False
+        from sentence_transformers.base.modality import infer_modality
+
+        return bool(infer_modality(text, supported_modalities=list(self.model.modalities)) != "text")
 
     def _read_picture(self, twin: Any, value: Value, options: EncodeOptions) -> Input:
         if "image" not in self.model.modalities:
@@ -429,15 +437,6 @@ def _blank() -> Any:
     from PIL import Image
 
     return Image.new("RGB", (224, 224))
-
-
-def _is_media(text: str, modalities: Sequence[Any]) -> bool:
-    """Whether sentence-transformers would take this text for the name or address of a file."""
-    if set(modalities) <= {"text"}:
-        return False
-    from sentence_transformers.base.modality import infer_modality
-
-    return bool(infer_modality(text, supported_modalities=list(modalities)) != "text")
 
 
 def _patch_size(model: Any, tower: Tower) -> int:

@@ -18,7 +18,7 @@ from whymatch.reading.pictures import Box, Image
 from whymatch.reading.sides import Side, numbers
 from whymatch.results.alignment import Alignment, Kind, align
 from whymatch.results.highlights import COARSER, Highlight, Highlights, Part, Unit, highlight_side, parts_of
-from whymatch.settings import MAXSIM, PATHLESS, SIMILARITIES, Settings, check_top, is_int
+from whymatch.settings import MAXSIM, MOST_DIVISIONS, PATHLESS, SIMILARITIES, Settings, check_top, is_int
 from whymatch.words import Span
 
 if TYPE_CHECKING:
@@ -577,6 +577,8 @@ def _settings(data: Any) -> Settings:
         raise ValueError(f"its setting tolerance is {data['tolerance']!r:.60}")
     if not 0 <= _number(data.get("base", 0), "its setting base") <= 1:
         raise ValueError(f"its setting base is {data['base']!r:.60}")
+    if not 0 <= data.get("divisions", 0) <= MOST_DIVISIONS:
+        raise ValueError(f"its setting divisions is {data['divisions']!r:.60}")
     if data.get("similarity", SIMILARITIES[0]) not in SIMILARITIES + MAXSIM:
         raise ValueError(f"its setting similarity is {data['similarity']!r:.60}")
     return Settings(**data)
