@@ -292,6 +292,13 @@ def index() -> str:
     return "\n".join(lines)
 
 
+# Tests that were also run on short texts alone: why, and what is shown of them.
+SHORT: dict[str, tuple[str, dict[str, str | None]]] = {
+    "coalitions": ("where every subset can be asked", {"coalitions": None, "by cosine": "spearman_by_cosine"}),
+    "alignment": ("which have fewer partners to choose from", {"top-1": None, "together": "together_top1"}),
+}
+
+
 def truth() -> str:
     """What predicts the model, and what points where people point; then the further tests, for some methods."""
     models: dict[str, dict[str, dict[tuple[str, str], dict[str, Any]]]] = {}
@@ -319,17 +326,16 @@ def truth() -> str:
             if pairs:
                 lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(pairs)} |")
         lines.append("")
-    if short:
-        lines += [
-            f"Pairs of texts of at most {short[0]['settings']['max_words']} words, where every subset can be asked",
-            "",
-            "| model | method | coalitions | by cosine | pairs |",
-            "|" + "---|" * 5,
-        ]
-        for each in sorted(short, key=lambda each: (each["settings"]["model"], -_headline(each))):
-            cells = [each["settings"]["model"], each["settings"]["subject"], _cell(each)]
-            cells += [_cell(each, "spearman_by_cosine"), str(each["counts"]["pairs"])]
-            lines.append("| " + " | ".join(cells) + " |")
+    for test, (reason, columns) in SHORT.items():
+        few = [each for each in short if each["test"] == test]
+        if not few:
+            continue
+        lines += [f"Pairs of texts of at most {few[0]['settings']['max_words']} words, {reason}", ""]
+        lines += [f"| model | method | {' | '.join(columns)} | pairs |", "|" + "---|" * (len(columns) + 3)]
+        for each in sorted(few, key=lambda each: (each["settings"]["model"], -_headline(each))):
+            cells = [each["settings"]["model"], each["settings"]["subject"]]
+            cells += [_cell(each, name) for name in columns.values()]
+            lines.append("| " + " | ".join([*cells, str(each["counts"]["pairs"])]) + " |")
         lines.append("")
     lines += ["| model | method | test | value | by itself | pairs |", "|" + "---|" * 6]
     for model, methods in models.items():
