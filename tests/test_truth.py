@@ -606,6 +606,11 @@ def test_evaluate(whymatch, tmp_path):
         (["coalitions", "--data", "x.csv", "--out", "out", "--reference", "zero"], "--reference 'zero' is neither pad"),
         (["coalitions", "--data", "x.csv", "--out", "out", "--method", "token-cosine:99"], "layer 99 is out of range"),
         (
+            ["coalitions", "--data", "x.csv", "--out", "out", "--method", "shapley:4:2"],
+            "'shapley:4:2': '4:2' cannot be",
+        ),
+        (["coalitions", "--data", "x.csv", "--out", "out", "--method", "retrivex:x"], "write retrivex:3:50"),
+        (
             ["coalitions", "--data", "x.csv", "--out", "out", "--method", "unfolded", "--path", "relay"],
             "unfolded is the paper's form, whose path is straight, not relay",
         ),

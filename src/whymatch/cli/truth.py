@@ -45,7 +45,7 @@ def evaluate(
             metavar="NAME,…",
             help="What is judged: whymatch, unfolded (the paper's form), or a baseline: random, token-cosine[:LAYER], "
             "last-dot, gradient-input, attention-rollout, leave-one-out, shapley[:SAMPLES], exact-shapley, shapiq, "
-            "retrivex[:LAYER].",
+            "retrivex[:LAYER[:STEPS]].",
         ),
     ] = "whymatch",
     layer: Annotated[

@@ -392,7 +392,8 @@ class Retrivex:
         self._model, self._steps = model, steps
         self._layer = layer
         self._peer = IntJacobianExplainableTransformer(modules=list(copy.deepcopy(model.encoder.model)))
-        self.settings = {"subject": f"retrivex {self._layer}", "model": model.name, "similarity": model.similarity}
+        subject = f"retrivex {layer}, {steps} steps"
+        self.settings = {"subject": subject, "model": model.name, "similarity": model.similarity}
 
     def explain(self, a: str, b: str) -> Attribution:
         """Explain a pair; the matrix alone, as it is shown, without the reference terms beside it."""
@@ -422,15 +423,21 @@ BASELINES: dict[str, Callable[[Model], Any]] = {
 
 
 def named(name: str, model: Model) -> list[Any]:
-    """Return the baselines of a name: ``"token-cosine"`` is one for each layer, ``"shapley:16"`` has 16 samples."""
-    kind, _, number = name.partition(":")
-    options = {"token-cosine": token_cosine, "shapley": shapley, "retrivex": Retrivex}
-    if number and kind in options:
-        try:
-            value = int(number)
-        except ValueError:
-            raise ValueError(f"{name!r}: {number!r} is not a number; write {kind}:3, or {kind}") from None
-        return [options[kind](model, value)]  # type: ignore[operator]
+    """Return the baselines of a name: ``"token-cosine"`` is one for each layer, ``"shapley:16"`` has 16 samples,
+    ``"retrivex:5:50"`` is of layer 5, with 50 steps.
+    """
+    kind, *numbers = name.split(":")
+    options: dict[str, tuple[Callable[..., Any], int]] = {
+        "token-cosine": (token_cosine, 1),
+        "shapley": (shapley, 1),
+        "retrivex": (Retrivex, 2),
+    }
+    if numbers and kind in options:
+        make, most = options[kind]
+        if len(numbers) > most or not all(number.removeprefix("-").isdecimal() for number in numbers):
+            example = ":".join([kind, "3", "50"][: most + 1])
+            raise ValueError(f"{name!r}: {':'.join(numbers)!r} cannot be read; write {example}, or {kind}")
+        return [make(model, *map(int, numbers))]
     if name == "token-cosine":
         return [token_cosine(model, layer) for layer in range(model.encoder.num_layers + 1)]
     if name not in BASELINES:
