@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whymatch.method import decompose
 from whymatch.paths.integrate import Integral
 from whymatch.paths.jacobian import Paths, plain_attention
+from whymatch.quadrature import RuleName
 from whymatch.reading.inputs import Source
 from whymatch.reading.sides import Side
 from whymatch.results.decomposition import Decomposition
@@ -29,7 +30,7 @@ def decompose_callable(
     fold_reference: bool = True,
     similarity: Literal["cosine", "dot"] = "cosine",
     path: Literal["straight", "relay", "secant"] = "straight",
-    rule: Literal["gauss", "midpoint", "right"] = "gauss",
+    rule: RuleName = "gauss",
     steps: int | None = None,
     tolerance: float = 1e-3,
     batch_size: int = 256,

@@ -22,7 +22,7 @@ from whymatch.method import Method
 from whymatch.paths.integrate import Integral
 from whymatch.paths.jacobian import LOCK
 from whymatch.progress import track
-from whymatch.quadrature import Floats, get_rule
+from whymatch.quadrature import Floats, RuleName, get_rule
 from whymatch.reading.inputs import EncodeOptions, Request, TokenSource, Value
 from whymatch.reading.readings import Both, Readings, both_groups, both_options
 from whymatch.reading.reference import Reference, check_reference, name_of
@@ -75,7 +75,8 @@ class Explainer(SearchMixin):
             path, and for pictures, several vectors and adjusted models.
         detail: which layer, and how many divisions, None stands for: ``"fine"`` for a pair that is looked at closely,
             ``"fast"`` for passages and for many texts.
-        rule: ``"gauss"``, ``"midpoint"`` or ``"right"``, the paper's.
+        rule: ``"gauss"``, ``"midpoint"`` or ``"right"``, the paper's. ``"pieces"`` divides a path that is too steep for
+            the others into pieces, each with Gauss nodes of its own, found by some hundred plain passes.
         steps: nodes per text; None uses as many as the tolerance requires.
         tolerance: the bound on the numerical error of the score and of each entry, ÷ (‖e(a)‖ ‖e(b)‖).
         device: where a model given by name is loaded.
@@ -105,7 +106,7 @@ class Explainer(SearchMixin):
         detail: Literal["fine", "fast"] = "fine",
         special: Literal["keep", "share", "base"] | None = None,
         divisions: int | None = None,
-        rule: Literal["gauss", "midpoint", "right"] = "gauss",
+        rule: RuleName = "gauss",
         steps: int | None = None,
         tolerance: float = 1e-3,
         device: str | torch.device | None = None,

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
-RuleName = Literal["gauss", "midpoint", "right"]
+RuleName = Literal["gauss", "midpoint", "right", "pieces"]
 
 FINEST = 128  # intervals beyond which a path is not smooth, and more of them would not tell more
 FLAT = 0.35  # a series whose last terms are this large, relative to its middle ones, does not fall off
@@ -51,6 +52,26 @@ class Lens:
 
 
 USUAL = Lens()  # where nothing is known of the path
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A division of [0, 1] into pieces, each with its own Gauss nodes; see :mod:`whymatch.pieces`.
+
+    Attributes:
+        bounds: where pieces begin and end, from 0 to 1.
+        counts: how many nodes each needs.
+    """
+
+    bounds: tuple[float, ...] = (0.0, 1.0)
+    counts: tuple[int, ...] = (1,)
+
+    def divide(self, n: int) -> list[int]:
+        """Divide n nodes among the pieces, in proportion to what they need."""
+        ends = [round(n * each / sum(self.counts)) for each in accumulate(self.counts, initial=0)]
+        return [high - low for low, high in pairwise(ends)]
+
+
 # The bump of a whole encoder is near the middle; that of a single block may be anywhere.
 CENTRES = (0.05, 0.15, 0.25, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.75, 0.85, 0.95)
 WIDTHS = (0.03, 0.06, 0.1, 0.15, 0.22, 0.35, 0.6, 1.2)
@@ -64,17 +85,18 @@ class Rule:
     order: float  # the error falls like 1 / n**order; infinite where it falls like c**-n
     bound: int  # the most nodes that ``steps=None`` will spend on one text
     most: int = 100_000  # the most that can be asked for
+    power: float = 2.0  # how fast the coefficients of degree 2n fall, at least, against those of degree n
 
-    def __call__(self, n: int, lens: Lens = USUAL) -> tuple[Floats, Floats]:
-        """Return the positions and weights of the rule with ``n`` nodes; only Gauss nodes use the lens."""
+    def __call__(self, n: int, lens: Lens | Pieces = USUAL) -> tuple[Floats, Floats]:
+        """Return the positions and weights of the rule with ``n`` nodes; only Gauss nodes use the lens, or pieces."""
         return _rule(self.name, n, lens)
 
-    def columns(self, n: int, lens: Lens = USUAL) -> Floats:
+    def columns(self, n: int, lens: Lens | Pieces = USUAL) -> Floats:
         """Return several sets of weights (n, 4): the first integrates, the others are for :meth:`estimate`.
 
         For Gauss rules, the others give the integrand's coefficients of degree 1, n − 2 and n − 1 in polynomials that
-        are orthonormal under the weights; for other rules, the last gives the leading term of the Euler–Maclaurin
-        expansion of the error.
+        are orthonormal under the weights, on pieces with alternating signs, so that they do not cancel; for other
+        rules, the last gives the leading term of the Euler–Maclaurin expansion of the error.
         """
         return _columns(self.name, n, lens)
 
@@ -88,7 +110,7 @@ class Rule:
         if self.order != math.inf:
             return np.asarray(sizes[3])
         head, tail = np.hypot(sizes[0], sizes[1]), np.hypot(sizes[2], sizes[3])
-        power = np.clip(2 * n / np.maximum(n - 1.5, 0.5), 2, 3)  # few terms say little about a rate
+        power = np.clip(2 * n / np.maximum(n - 1.5, 0.5), self.power, 3)  # few terms say little about a rate
         return np.asarray(head * np.minimum(1, tail / np.maximum(head, np.finfo(np.float64).tiny)) ** power)
 
 
@@ -96,16 +118,24 @@ RULES: dict[str, Rule] = {
     "gauss": Rule("gauss", math.inf, 1024, most=2048),  # found by an eigenproblem of that size
     "midpoint": Rule("midpoint", 2, 2048),
     "right": Rule("right", 1, 8192),
+    "pieces": Rule("pieces", math.inf, 4096, power=2.75),  # a piece has about five nodes
 }
 
 
-_legendre = lru_cache(maxsize=256)(np.polynomial.legendre.leggauss)
+legendre = lru_cache(maxsize=256)(np.polynomial.legendre.leggauss)
 
 
 @lru_cache(maxsize=1024)
-def _rule(name: RuleName, n: int, lens: Lens) -> tuple[Floats, Floats]:
-    if name == "gauss":
-        x, w = _legendre(n)
+def _rule(name: RuleName, n: int, lens: Lens | Pieces) -> tuple[Floats, Floats]:
+    if name == "pieces":
+        pieces = lens if isinstance(lens, Pieces) else Pieces()
+        parts = [(*legendre(m), *ends) for m, ends in zip(pieces.divide(n), pairwise(pieces.bounds), strict=True) if m]
+        alpha = np.concatenate([low + (high - low) * (x + 1) / 2 for x, _, low, high in parts])
+        weights = np.concatenate([w * (high - low) / 2 for _, w, low, high in parts])
+        weights /= weights.sum()  # fewer nodes than pieces leave some without any
+    elif name == "gauss":
+        assert isinstance(lens, Lens)
+        x, w = legendre(n)
         alpha, slope = lens.to_path((x + 1) / 2)
         weights = w * slope
         # Gauss integrates the map's own derivative only almost exactly. Constants, and so linear encoders, are
@@ -122,17 +152,18 @@ def _rule(name: RuleName, n: int, lens: Lens) -> tuple[Floats, Floats]:
 
 
 @lru_cache(maxsize=1024)
-def _columns(name: RuleName, n: int, lens: Lens) -> Floats:
+def _columns(name: RuleName, n: int, lens: Lens | Pieces) -> Floats:
     weights = _rule(name, n, lens)[1]
     columns = np.zeros((n, 4))
     columns[:, 0] = weights
     if name == "gauss":
-        # Polynomials in the lens's own variable that are orthonormal under the weights; the first is constant.
-        root = np.sqrt(weights)[:, None]
-        basis, _ = np.linalg.qr(root * np.polynomial.legendre.legvander(_legendre(n)[0], n - 1))
-        for column, degree in ((1, 1), (2, n - 2), (3, n - 1)):
-            if 0 <= degree < n:
-                columns[:, column] = (root * basis)[:, degree]
+        columns[:, 1:] = _terms(weights)
+    elif name == "pieces":
+        counts = (lens if isinstance(lens, Pieces) else Pieces()).divide(n)
+        for number, end in enumerate(accumulate(counts)):
+            own = slice(end - counts[number], end)
+            # A coefficient is about as large as the integrand; what a piece adds to the integral, by its length.
+            columns[own, 1:] = (-1) ** number * np.sqrt(weights[own].sum()) * _terms(weights[own])
     elif n < 4:  # too few to tell anything
         columns[:, 3] = weights
     elif name == "right":  # (f(1) − f(0)) / 2n
@@ -141,6 +172,23 @@ def _columns(name: RuleName, n: int, lens: Lens) -> Floats:
         columns[[0, 1, -2, -1], 3] = np.array([1, -1, -1, 1]) / (24 * n)
     columns.flags.writeable = False
     return columns
+
+
+def _terms(weights: Floats) -> Floats:
+    """Return the weights (n, 3) that give an integrand's coefficients of degree 1, n − 2 and n − 1 at Gauss nodes.
+
+    The polynomials, in the variable in which these are Gauss nodes, are orthonormal under ``weights``; the first is
+    constant.
+    """
+    n = len(weights)
+    terms = np.zeros((n, 3))
+    if n:
+        root = np.sqrt(weights)[:, None]
+        basis, _ = np.linalg.qr(root * np.polynomial.legendre.legvander(legendre(n)[0], n - 1))
+        for column, degree in enumerate((1, n - 2, n - 1)):
+            if 0 <= degree < n:
+                terms[:, column] = (root * basis)[:, degree]
+    return terms
 
 
 def get_rule(name: str) -> Rule:

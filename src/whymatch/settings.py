@@ -106,6 +106,8 @@ def check_settings(
             raise ValueError(f"samples={steps!r} is not a number of texts to embed; give 2 or more, or None")
     elif steps is not None and (not is_int(steps) or not 1 <= steps <= most):
         raise ValueError(f"steps={steps!r} is not a number of nodes; give 1 to {most:,}, or None for the tolerance")
+    if steps is not None and rule == "pieces" and path != "shapley":
+        raise ValueError(f"steps={steps!r} is a number of nodes, and rule='pieces' finds its own; drop one of them")
     if steps is not None and path == "secant":
         raise ValueError(f"steps={steps!r} is a number of nodes, and path='secant' has none; choose another path")
     if similarity not in SIMILARITIES + MAXSIM:

@@ -79,7 +79,9 @@ def explain(
     words: Annotated[bool, typer.Option("--words", help="Merge tokens into words.")] = False,
     top: Annotated[int, typer.Option(min=0, help="How many of the strongest pairs to list.")] = 10,
     path: PathOption = None,
-    rule: Annotated[str, typer.Option(help="The quadrature: gauss, midpoint or right (the paper's).")] = "gauss",
+    rule: Annotated[
+        str, typer.Option(help="The quadrature: gauss, midpoint, right (the paper's), or pieces, for steep paths.")
+    ] = "gauss",
     steps: Annotated[
         int | None, typer.Option(help="Nodes for each text.", show_default="as many as the tolerance needs")
     ] = None,

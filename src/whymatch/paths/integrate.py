@@ -15,7 +15,8 @@ from torch import Tensor
 from whymatch import progress
 from whymatch.paths.jacobian import IntegratedJacobian, Lift, LinearMap, Nodes, Paths, Product, Relay, Tail, values
 from whymatch.paths.secant import Recorded, SecantMap
-from whymatch.quadrature import FINEST, USUAL, Floats, Lens, PathProbe, get_rule
+from whymatch.pieces import SHORTEST, PieceProbe
+from whymatch.quadrature import FINEST, USUAL, Floats, Lens, PathProbe, Pieces, get_rule
 from whymatch.settings import Settings
 from whymatch.words import quote
 
@@ -45,17 +46,22 @@ TINY = 1e-150  # nothing, and a number that can be divided by it
 class RoughPathError(ArithmeticError):
     """A path on which the embedding moves in steps too steep for any reasonable number of nodes."""
 
-    def __init__(self, layer: int, text: str, advice: str = "") -> None:
-        self.layer, self.text = layer, text
+    def __init__(self, layer: int, text: str, rule: str = "gauss", advice: str = "") -> None:
+        self.layer, self.text, self.rule = layer, text, rule
+        if rule == "pieces":
+            reason = f"even pieces of 1/{1 / SHORTEST:.0f} of it"
+        else:
+            reason = f"even {FINEST} points along it"
+            advice += "rule='pieces' follows it piece by piece, which takes long; "
         super().__init__(
-            f"the path at layer {layer} is not smooth: even {FINEST} points along it do not tell how the embedding "
-            f"moves, and no reasonable number of nodes would meet the tolerance. {advice}steps=N gives the sum of N "
-            f"nodes with its true error: {quote(text)}"
+            f"the path at layer {layer} is not smooth: {reason} do not tell how the embedding moves, and no reasonable "
+            f"number of nodes would meet the tolerance. {advice}steps=N gives the sum of N nodes with its true error: "
+            f"{quote(text)}"
         )
 
     def advise(self, advice: str) -> RoughPathError:
         """Return the same error with advice on what to do."""
-        return RoughPathError(self.layer, self.text, advice)
+        return RoughPathError(self.layer, self.text, self.rule, advice)
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,7 @@ class Integral:
         self._settings = settings
         self._texts = texts
         self._last_map: Relay | SecantMap
-        self._lenses: list[dict[int, Lens]] = []  # of each segment: where the nodes of each input crowd
+        self._lenses: list[dict[int, Lens | Pieces]] = []  # of each segment: where the nodes of each input crowd
         self.segments: list[Segment] = []
         for number, tail in enumerate(tails):
             lift = lifts[number] if lifts and settings.path != "secant" else None
@@ -452,18 +458,26 @@ class Integral:
 
     def _probe(
         self, segment: Segment, tolerance: float, which: Sequence[int], directions: Tensor | None = None
-    ) -> dict[int, tuple[int, Lens]]:
-        """Find how many nodes a segment needs on some paths, and where they crowd; see :class:`PathProbe`."""
+    ) -> dict[int, tuple[int, Lens | Pieces]]:
+        """Find how many nodes a segment needs on some paths, and where they crowd.
+
+        See :class:`PathProbe` and :class:`whymatch.pieces.PieceProbe`.
+        """
         rule = get_rule(self._settings.rule)
         paths = segment.paths
         reduce = _sketch(segment.end) if directions is None else (lambda points: points @ directions.T)
         start, end = to_numpy(reduce(segment.start)), to_numpy(reduce(segment.end))
         sizes = None if directions is None else _doubles(segment.end.norm(dim=1))
-        probes = {
-            i: PathProbe(start[i], end[i], None if sizes is None else sizes[i], few=paths.room < PathProbe.MANY)
-            for i in which
-        }
-        foreseen: dict[int, tuple[int, Lens]] = {}
+        few = paths.room < PathProbe.MANY
+
+        def probe(i: int) -> PathProbe | PieceProbe:
+            size = None if sizes is None else float(sizes[i])
+            if rule.name == "pieces":
+                return PieceProbe(end[i], size)
+            return PathProbe(start[i], end[i], size, few)
+
+        probes = {i: probe(i) for i in which}
+        foreseen: dict[int, tuple[int, Lens | Pieces]] = {}
         while len(foreseen) < len(probes):
             waiting = [i for i in which if i not in foreseen]
             missing = [probes[i].missing() if i in waiting else np.empty(0) for i in range(len(self.paths))]
@@ -476,7 +490,7 @@ class Integral:
                 enough = probes[i].nodes(rule, tolerance)
                 if enough is not None:
                     if probes[i].is_rough(tolerance):
-                        raise RoughPathError(self._settings.layer, self._texts[i])
+                        raise RoughPathError(self._settings.layer, self._texts[i], rule.name)
                     foreseen[i] = (min(max(enough[0], FEWEST), rule.bound), enough[1])
         return foreseen
 

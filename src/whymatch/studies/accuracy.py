@@ -14,13 +14,14 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
 from whymatch.explainer import Explainer
+from whymatch.pieces import PieceProbe
 from whymatch.quadrature import RULES, USUAL
 from whymatch.studies import charts
 from whymatch.studies.experiment import Comparison, Experiment, Result, Subject
@@ -48,66 +49,42 @@ CHECKED = 4  # texts, from the shortest to the longest, whose sums are also comp
 # A path is followed piece by piece if a polynomial leaves out more than this much of it: ROUGH after a first look with
 # few intervals, STILL_ROUGH with the most. A polynomial misses steps that are shorter than its intervals.
 LOOK, ROUGH, STILL_ROUGH = 32, 1e-3, 1e-6
-PIECES, DEGREE, SHORTEST = 8, 16, 2.0**-13
-FITS = 3e-6  # of an embedding's length: what the last terms of a piece may have; rounding leaves out about 5e-7
+FITS = 5e-5  # of an embedding's length: what all pieces together may leave out; rounding leaves out about 5e-7 of each
 PASSES = {False: LOOK + 3 * INTERVALS, True: 800}  # of a smooth path and of a rough one, for an estimate of the time
 
 
-class Piece(NamedTuple):
-    """A part of a path, from ``low`` to ``high``, and the embedding on it as a Chebyshev series."""
-
-    low: float
-    high: float
-    series: NDArray[np.float64]
-
-    def slopes(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the derivative at positions on this piece (positions, dim)."""
-        width = self.high - self.low
-        derivative = chebyshev.chebder(self.series, scl=2 / width)
-        return np.asarray(chebyshev.chebval(2 * (u - self.low) / width - 1, derivative).T)
-
-
 class Path:
-    """The embedding along the path from a text's reference to the text, as one polynomial or several.
+    """The embedding along the path from a text's reference to the text, as one polynomial.
 
     Attributes:
         start, end: the embeddings at its ends.
-        left_out: the size of the last terms of the polynomials, which bounds their error, ÷ an embedding's length.
+        left_out: the size of the last terms of the polynomial, which bounds its error, ÷ an embedding's length.
     """
 
     def __init__(self, values: NDArray[np.floating]) -> None:
-        self._set([fit(0.0, 1.0, values)], values[0], values[-1])
-
-    @classmethod
-    def of_pieces(cls, pieces: Sequence[Piece], start: NDArray[np.floating], end: NDArray[np.floating]) -> Path:
-        path = cls.__new__(cls)
-        path._set(sorted(pieces, key=lambda piece: piece.low), start, end)
-        return path
-
-    def _set(self, pieces: list[Piece], start: NDArray[np.floating], end: NDArray[np.floating]) -> None:
-        self.pieces, self.start, self.end = pieces, start, end
-        self.left_out = max(last_terms(piece) for piece in pieces) / float(np.linalg.norm(end))
+        points = points_of(len(values) - 1)
+        self.start, self.end = values[0], values[-1]
+        self._series = np.linalg.solve(chebyshev.chebvander(2 * points - 1, len(points) - 1), values)
+        self.left_out = float(np.abs(self._series[-4:]).max()) / float(np.linalg.norm(self.end))
 
     def total(self, rule: str, n: int) -> NDArray[np.float64]:
         """Compute what a rule with n nodes attributes to all tokens together."""
-        if len(self.pieces) == 1:
-            slope = chebyshev.chebder(self.pieces[0].series, scl=2)
-            return np.asarray(_weights(rule, n, len(slope)) @ slope)
-        u, weights = _nodes(rule, n)
-        bounds = np.searchsorted(u, [piece.high for piece in self.pieces[:-1]], side="right")
-        parts = zip(self.pieces, np.split(u, bounds), np.split(weights, bounds), strict=True)
+        slope = chebyshev.chebder(self._series, scl=2)
+        return np.asarray(_weights(rule, n, len(slope)) @ slope)
+
+
+class SteepPath(Path):
+    """The same, as a polynomial for each piece of a path that is too steep for a single one."""
+
+    def __init__(self, probe: PieceProbe, start: NDArray[np.floating], end: NDArray[np.floating]) -> None:
+        self.pieces, self.start, self.end = probe.pieces, start, end
+        self.left_out = max(map(probe.left_out, probe.pieces))
+
+    def total(self, rule: str, n: int) -> NDArray[np.float64]:
+        alpha, weights = RULES[rule](n)
+        bounds = np.searchsorted(alpha, [piece.high for piece in self.pieces[:-1]], side="right")
+        parts = zip(self.pieces, np.split(alpha, bounds), np.split(weights, bounds), strict=True)
         return np.asarray(sum(sizes @ piece.slopes(places) for piece, places, sizes in parts))
-
-
-def fit(low: float, high: float, values: NDArray[np.floating]) -> Piece:
-    """Find the polynomial through the values at the Chebyshev points between two positions."""
-    points = points_of(len(values) - 1)
-    return Piece(low, high, np.linalg.solve(chebyshev.chebvander(2 * points - 1, len(points) - 1), values))
-
-
-def last_terms(piece: Piece) -> float:
-    """Return the size of a polynomial's last terms: its error is smaller."""
-    return float(np.abs(piece.series[-4:]).max())
 
 
 def points_of(intervals: int) -> NDArray[np.float64]:
@@ -116,19 +93,11 @@ def points_of(intervals: int) -> NDArray[np.float64]:
 
 
 @cache
-def _nodes(rule: str, n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a rule's nodes and weights in the parameter in which a path is smooth, from the first to the last."""
-    alpha, weights = RULES[rule](n)
-    u = USUAL.from_path(alpha)
-    order = np.argsort(u)
-    return np.asarray(u)[order], np.asarray(weights / USUAL.to_path(u)[1])[order]
-
-
-@cache
 def _weights(rule: str, n: int, terms: int) -> NDArray[np.float64]:
     """Return the integral that a rule gives for each term of the series of a derivative."""
-    u, weights = _nodes(rule, n)
-    return np.asarray(weights @ chebyshev.chebvander(2 * u - 1, terms - 1))
+    alpha, weights = RULES[rule](n)
+    u = USUAL.from_path(alpha)
+    return np.asarray(weights / USUAL.to_path(u)[1] @ chebyshev.chebvander(2 * u - 1, terms - 1))
 
 
 def errors(pairs: Sequence[tuple[Path, Path]], rule: str, n: int, similarity: str) -> NDArray[np.float64]:
@@ -165,10 +134,10 @@ def paths_of(explainer: Explainer, texts: Sequence[str]) -> dict[str, Path]:
         unclear = [
             text
             for text in texts
-            if text not in paths or (len(paths[text].pieces) == 1 and paths[text].left_out > LEFT_OUT)
+            if text not in paths or (not isinstance(paths[text], SteepPath) and paths[text].left_out > LEFT_OUT)
         ]
         paths |= _interpolate(explainer, unclear, intervals)
-    rough = [text for text, path in paths.items() if len(path.pieces) == 1 and path.left_out > STILL_ROUGH]
+    rough = [text for text, path in paths.items() if not isinstance(path, SteepPath) and path.left_out > STILL_ROUGH]
     return paths | {text: follow(quick, text) for text in rough}
 
 
@@ -179,35 +148,20 @@ def _interpolate(explainer: Explainer, texts: Sequence[str], intervals: int) -> 
     return {text: Path(np.asarray(value, np.float64)) for text, value in zip(texts, values, strict=True)}
 
 
-def follow(explainer: Explainer, text: str) -> Path:
-    """Interpolate one rough path piece by piece; pieces that do not fit are halved, down to :data:`SHORTEST`."""
+def follow(explainer: Explainer, text: str) -> SteepPath:
+    """Interpolate one rough path piece by piece."""
     start, end = (np.asarray(value, np.float64) for value in explainer.path_values([text], [0.0, 1.0])[0])
-    length = float(np.linalg.norm(end))
-    waiting, pieces = [(i / PIECES, (i + 1) / PIECES) for i in range(PIECES)], []
-    while waiting:
-        places = np.concatenate([low + (high - low) * points_of(DEGREE) for low, high in waiting])
-        (values,) = explainer.path_values([text], USUAL.to_path(places)[0])
-        fitted = [
-            fit(low, high, each)
-            for (low, high), each in zip(
-                waiting, np.asarray(values, np.float64).reshape(len(waiting), DEGREE + 1, -1), strict=True
-            )
-        ]
-        waiting = []
-        for piece in fitted:
-            if last_terms(piece) <= FITS * length or piece.high - piece.low <= SHORTEST:
-                pieces.append(piece)
-            else:
-                middle = (piece.low + piece.high) / 2
-                waiting += [(piece.low, middle), (middle, piece.high)]
-    return Path.of_pieces(pieces, start, end)
+    probe = PieceProbe(end)
+    while probe.nodes(RULES["pieces"], FITS) is None:
+        probe.add(explainer.path_values([text], probe.missing())[0])
+    return SteepPath(probe, start, end)
 
 
 def off_from_tangents(explainer: Explainer, paths: dict[str, Path]) -> float:
     """Compare sums of tangents with what the polynomials predict: the largest difference ÷ an embedding's length."""
     by_length = sorted(paths, key=len)
     # A tangent at each node of a rough path costs as much as to follow it: one is enough there.
-    rough = any(len(path.pieces) > 1 for path in paths.values())
+    rough = any(isinstance(path, SteepPath) for path in paths.values())
     places = [len(by_length) // 2] if rough else np.linspace(0, len(by_length) - 1, CHECKED)
     checked = list({by_length[round(i)] for i in places})
     off = 0.0
@@ -235,7 +189,7 @@ def layer_of(subject: Subject, layer: int, pairs: Sequence[tuple[str, str]]) -> 
     return {
         **curves,
         "pairs": len(pairs),
-        "rough": sum(len(path.pieces) > 1 for path in paths.values()) / len(paths),
+        "rough": sum(isinstance(path, SteepPath) for path in paths.values()) / len(paths),
         "left_out": max(path.left_out for path in paths.values()),
         "off_from_tangents": off_from_tangents(explainer, paths),
     }

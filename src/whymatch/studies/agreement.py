@@ -64,7 +64,7 @@ def matrices(experiment: Experiment, subject: Subject, layer: int) -> Iterator[d
         PAPER: experiment.numbered(subject, layer, texts, fold=False),
     }
     other = adjusted_beside(experiment, subject)
-    if other is not None and not experiment.is_rough(other, layer):
+    if other is not None and layer not in experiment.rough_layers(other):
         ways[ADJUSTED] = experiment.numbered(other, layer, texts)
     explained = {name: dict(_reduce(whys)) for name, whys in ways.items()}
     for number in range(len(texts)):

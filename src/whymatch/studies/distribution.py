@@ -19,7 +19,7 @@ def histogram(explanations: Iterable[Explanation]) -> dict[str, Any]:
     """Count attributions by size and by sign."""
     counts = np.zeros(len(EDGES) - 1, int)
     pairs = entries = negative = content = negative_content = 0
-    squares = 0.0
+    squares = nodes = largest = 0.0
     for why in explanations:
         pairs += 1
         values = why.matrix
@@ -27,6 +27,8 @@ def histogram(explanations: Iterable[Explanation]) -> dict[str, Any]:
         entries += values.size
         negative += int((values < 0).sum())
         squares += float((values**2).sum())
+        nodes += sum(why.nodes) / 2
+        largest = max(largest, why.relative_error)
         inside = np.outer(np.array(why.kinds_a) == "text", np.array(why.kinds_b) == "text")
         content += int(inside.sum())
         negative_content += int((values[inside] < 0).sum())
@@ -37,6 +39,8 @@ def histogram(explanations: Iterable[Explanation]) -> dict[str, Any]:
         "share_negative_without_special_tokens": negative_content / max(content, 1),
         "root_mean_square": (squares / entries) ** 0.5,
         "share_beyond": 1 - int(counts.sum()) / entries,
+        "mean_nodes": nodes / pairs,
+        "largest_error": largest,
         "counts": counts.tolist(),
     }
 

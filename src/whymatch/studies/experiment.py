@@ -90,7 +90,10 @@ class Subject:
         self.label = Path(self.name.rstrip("/")).name  # in figures: the last part of a hub id or of a path
         self.adjusted = shift_of(self.model) is not None
         # The paper's form, from which the folded one is made when it is read: one decomposition serves both.
-        self._explainer = Explainer(self.model, layer=0, path="straight", tolerance=TOLERANCE, fold_reference=False)
+        self._explainer, self._in_pieces = (
+            Explainer(self.model, layer=0, path="straight", rule=rule, tolerance=TOLERANCE, fold_reference=False)
+            for rule in ("gauss", "pieces")
+        )
         if self._explainer.routed:
             raise ValueError(
                 f"{self.name!r} reads queries and documents in different ways; the studies need a model that reads "
@@ -105,18 +108,14 @@ class Subject:
     def num_layers(self) -> int:
         return self._explainer.num_layers
 
-    def explainer(self, layer: int) -> Explainer:
-        """Return an explainer along the straight path at a layer, the paper's."""
-        return self._explainer.at_layer(layer)
+    def explainer(self, layer: int, in_pieces: bool = False) -> Explainer:
+        """Return an explainer along the straight path at a layer, the paper's, or along pieces of it."""
+        return (self._in_pieces if in_pieces else self._explainer).at_layer(layer)
 
     @cached_property
     def usual(self) -> Explainer:
         """An explainer with the settings that whymatch itself would choose."""
         return Explainer(self.model, tolerance=TOLERANCE)
-
-    def relay(self, layer: int) -> Explainer:
-        """Return an explainer that goes block by block from a layer."""
-        return Explainer(self.model, layer=layer, path="relay", special="keep", divisions=0, tolerance=TOLERANCE)
 
 
 class Stored:
@@ -173,7 +172,9 @@ class Experiment:
         out: the folder.
         pairs: how many of the pairs are studied; None is 1,000, and all of them where nothing is explained.
         layers: the layers that are studied; None is the choice of each study. A mapping also says how many pairs are
-            studied at a layer, where that is fewer than ``pairs``: layers near the input cost the most.
+            studied at a layer, where that is fewer than ``pairs``: layers near the input cost the most. A layer whose
+            paths are too steep for the usual nodes is followed piece by piece if its pairs are bounded so, and else
+            left out.
         changes: texts and what became of them, for the study of negation.
         seed: decides which pairs are studied.
         tagger: the name of the tagger of parts of speech.
@@ -243,8 +244,11 @@ class Experiment:
 
     def sample_at(self, subject: Subject, layer: int) -> Pairs:
         """The pairs that are studied at a layer: all of the sample, or fewer where ``layers`` says so."""
-        most = {subject.explainer(each).settings.layer: count for each, count in self._most.items()}.get(layer)
+        most = self._most_at(subject, layer)
         return self.sample if most is None or most >= len(self.sample) else _choose(self._every, self._drawn[:most])
+
+    def _most_at(self, subject: Subject, layer: int) -> int | None:
+        return {subject.explainer(each).settings.layer: count for each, count in self._most.items()}.get(layer)
 
     def every_layer(self, subject: Subject) -> list[int]:
         """The layers that were asked for, or else all of them."""
@@ -260,12 +264,25 @@ class Experiment:
         return sorted({count, max(count - 1, 0), *(math.ceil(layer / 12 * count) for layer in PAPERS[:2])})
 
     def layers(self, subject: Subject) -> list[int]:
-        """The layers that were asked for, without those whose paths are rough."""
-        return [layer for layer in self.asked_layers(subject) if not self.is_rough(subject, layer)]
+        """The layers that were asked for, without those that are left out because their paths are rough."""
+        left_out = self.rough_layers(subject)
+        return [layer for layer in self.asked_layers(subject) if layer not in left_out]
 
     def rough_layers(self, subject: Subject) -> list[int]:
-        """The layers that were asked for, but whose paths no reasonable number of nodes can follow."""
-        return [layer for layer in self.asked_layers(subject) if self.is_rough(subject, layer)]
+        """The layers that were asked for, but whose paths are too steep to be followed with so many pairs."""
+        return [
+            layer
+            for layer in self.asked_layers(subject)
+            if self.is_rough(subject, layer) and not self.is_in_pieces(subject, layer)
+        ]
+
+    def is_in_pieces(self, subject: Subject, layer: int) -> bool:
+        """Whether the paths at a layer are steep, and followed piece by piece."""
+        return self._most_at(subject, layer) is not None and self.is_rough(subject, layer)
+
+    def explainer_at(self, subject: Subject, layer: int | None) -> Explainer:
+        """Return an explainer along the straight path at a layer; None explains as whymatch does by itself."""
+        return subject.usual if layer is None else subject.explainer(layer, self.is_in_pieces(subject, layer))
 
     def inner_layer(self, subject: Subject) -> int:
         """The layer of studies that look at a single one, below the output: the nearest to three quarters of the depth.
@@ -296,13 +313,21 @@ class Experiment:
         return self._rough[key]
 
     def about_rough(self) -> list[str]:
-        """Say which layers are left out because their paths are rough, in a sentence for each model."""
-        return [
-            f"{subject.label}, layer {', '.join(map(str, rough))}: the embedding moves in steps too steep for any "
-            "reasonable number of nodes along a straight path. It does not converge, and is left out."
-            for subject in self.subjects
-            if (rough := self.rough_layers(subject))
-        ]
+        """Say which layers' paths are rough, and what is done with them, in sentences for each model."""
+        sentences = []
+        for subject in self.subjects:
+            left_out = self.rough_layers(subject)
+            followed = [layer for layer in self.layers(subject) if self.is_in_pieces(subject, layer)]
+            for layers, done in (
+                (left_out, "It is left out; --layers LAYER:PAIRS follows it piece by piece, for so many pairs."),
+                (followed, "The path is divided into pieces, each with nodes of its own."),
+            ):
+                if layers:
+                    sentences.append(
+                        f"{subject.label}, layer {', '.join(map(str, layers))}: the embedding moves in steps too steep "
+                        f"for nodes that are spread over the whole path. {done}"
+                    )
+        return sentences
 
     def about_pairs(self) -> str:
         """Say how many pairs are studied, and at which layers there are fewer, in a phrase."""
@@ -318,8 +343,9 @@ class Experiment:
     # --- decompositions ---
 
     def _stored(self, explainer: Explainer, subject: Subject) -> Stored:
-        path = "" if explainer.settings.path == "straight" else f"-{explainer.settings.path}"
-        name = f"{subject.identity[:16]}-layer-{explainer.settings.layer}{path}"
+        how = explainer.settings
+        way = f"-{how.path}" if how.path != "straight" else "-pieces" if how.rule == "pieces" else ""
+        name = f"{subject.identity[:16]}-layer-{how.layer}{way}"
         return Stored(self.out / "texts" / name, explainer)
 
     def explanations(
@@ -354,7 +380,7 @@ class Experiment:
         With ``fold=False``, the straight path's explanations have the paper's form, with its reference terms.
         """
         if explainer is None:
-            explainer = subject.usual if layer is None else subject.explainer(layer)
+            explainer = self.explainer_at(subject, layer)
         if pairs is None:
             pairs = self.pairs if layer is None else self.sample_at(subject, layer).texts
         stored = self._stored(explainer, subject)
@@ -400,7 +426,7 @@ class Experiment:
             if "usual" in depends:
                 layers.append(None)
             for layer in layers:
-                explainer = subject.usual if layer is None else subject.explainer(layer)
+                explainer = self.explainer_at(subject, layer)
                 pairs = self.sample.texts if layer is None else self.sample_at(subject, layer).texts
                 if layer is None and "changes" in depends:
                     changes = [(change.text, change.changed) for change in self.changes]
@@ -432,6 +458,10 @@ class Experiment:
             "layers": lambda: {
                 "layers": [self.layers(subject) for subject in self.subjects],
                 "rough": [self.rough_layers(subject) for subject in self.subjects],
+                "pieces": [
+                    [layer for layer in self.layers(subject) if self.is_in_pieces(subject, layer)]
+                    for subject in self.subjects
+                ],
             },
             "layer": lambda: {"layer": [self.inner_layer(subject) for subject in self.subjects]},
             # Where a model is stored says nothing about it.

@@ -14,8 +14,8 @@ DEPENDS = ("every layer",)
 
 
 def ways(subject: Subject, layer: int) -> tuple[Explainer, Explainer]:
-    """Return explainers at a layer: along a straight path, and block by block for where that does not converge."""
-    return subject.explainer(layer), subject.relay(layer)
+    """Return explainers at a layer: along the straight path, and along its pieces where it is steep."""
+    return subject.explainer(layer), subject.explainer(layer, in_pieces=True)
 
 
 def foresee(experiment: Experiment) -> dict[str, float]:
@@ -33,7 +33,7 @@ def foresee(experiment: Experiment) -> dict[str, float]:
 
 
 def explain(experiment: Experiment, subject: Subject, layer: int) -> Explanation | None:
-    """Explain the pair at a layer: along a straight path, or else block by block; None where neither converges."""
+    """Explain the pair at a layer; None where its path jumps, and not even pieces of it can be followed."""
     for explainer in ways(subject, layer):
         why = next(experiment.explanations(subject, layer, [PAIR], explainer), None)
         if why is not None:
@@ -57,7 +57,7 @@ def run(experiment: Experiment) -> Result:
         if not layers:
             raise ValueError(f"{subject.label}: {PAIR[0]!r} and {PAIR[1]!r} converge at none of these layers")
         titles = [
-            f"layer {why.layer}: {why.score:.2f}, error {why.error:.0e}{', relay' * (why.path == 'relay')}"
+            f"layer {why.layer}: {why.score:.2f}, error {why.error:.0e}{', in pieces' * (why.rule == 'pieces')}"
             for why in whys
         ]
         figures[f"{subject.label}: “{PAIR[0]}” and “{PAIR[1]}”"] = charts.matrices(
@@ -74,7 +74,8 @@ def run(experiment: Experiment) -> Result:
             "score": whys[0].score,
             "words_a": whys[0].tokens_a,
             "words_b": whys[0].tokens_b,
-            "paths": [why.path for why in whys],
+            "rules": [why.rule for why in whys],
+            "nodes": [why.nodes for why in whys],
             "matrices": [why.matrix.round(6).tolist() for why in whys],
             "poorly_in_total": poorly,
             "poorly_at_its_lowest": lowest,
@@ -88,9 +89,9 @@ def run(experiment: Experiment) -> Result:
         title="One pair at every layer (Figure 4)",
         notes=[
             "The same score, decomposed at different depths. A word is the sum of its tokens; all panels have one "
-            "colour scale, also those of other models, and their numbers are hundredths. Where the straight path does "
-            "not converge, the encoder is integrated block by block instead (“relay”); a layer where that does not "
-            "converge either has no panel."
+            "colour scale, also those of other models, and their numbers are hundredths. Where the straight path is "
+            "steep, it is divided into pieces with nodes of their own (“in pieces”); a layer where it jumps has no "
+            "panel."
         ],
         compared=compared,
         numbers=numbers,

@@ -17,7 +17,7 @@ def foresee(experiment: Experiment) -> dict[str, float]:
     """Estimate how many seconds each model takes."""
     texts = [text for pair in PAIRS for text in pair]
     return {
-        f"{subject.label}, models": experiment.estimate(subject, subject.explainer(layer), texts)
+        f"{subject.label}, models": experiment.estimate(subject, experiment.explainer_at(subject, layer), texts)
         for subject in experiment.subjects
         for layer in [experiment.inner_layer(subject)]
     }
