@@ -156,6 +156,7 @@ def test_how_explanations_agree_by_hand():
     assert correlation == pytest.approx(-1)
     assert same == 0
     assert agreement.compare(first, first[:, :2]) == (None, None)
+    assert agreement.compare(first, np.full_like(first, 0.2)) == (None, None)  # all words alike: there is no partner
     pairs = [{"folded": (first, 0.0), "the paper's form": (first[::-1], 0.5)}]
     measured = agreement.summary(pairs)
     assert measured["left_out"] == {"folded": 0.0, "the paper's form": 0.5}

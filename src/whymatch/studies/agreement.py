@@ -36,14 +36,20 @@ def content(why: Explanation) -> Matrix:
 
 
 def compare(first: Matrix, second: Matrix) -> tuple[float | None, float | None]:
-    """Return the rank correlation of two matrices, and how often they agree on a word's strongest partner."""
+    """Return the rank correlation of two matrices, and how often they agree on a word's strongest partner.
+
+    None where one has nothing to say of single words, as at the output of a model that pools a special token.
+    """
     if first.shape != second.shape or first.size < 3:
+        return None, None
+    correlated = correlation(ranks(first.ravel()), ranks(second.ravel()))
+    if correlated is None:
         return None, None
     same = [
         *(first.argmax(1) == second.argmax(1) if first.shape[1] > 1 else ()),
         *(first.argmax(0) == second.argmax(0) if first.shape[0] > 1 else ()),
     ]
-    return correlation(ranks(first.ravel()), ranks(second.ravel())), float(np.mean(same)) if same else None
+    return correlated, float(np.mean(same)) if same else None
 
 
 def mean(values: Iterable[float | None]) -> float | None:
