@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -479,6 +480,11 @@ def test_a_layer_that_does_not_converge_is_shown_as_such(models, tmp_path, monke
             raise RoughPathError(self.settings.layer, bad[0])
         return decompose(self, texts, *args, **options)
 
+    def jump(self, texts, *args, **options):
+        if self.settings.layer == 1:
+            raise RoughPathError(1, texts[0], self.settings.rule)
+        return decompose(self, texts, *args, **options)
+
     monkeypatch.setattr(Explainer, "decompose", rough)
     chosen = experiment(models[:1], tmp_path, pairs=12)
     (subject,) = chosen.subjects
@@ -506,6 +512,10 @@ def test_a_layer_that_does_not_converge_is_shown_as_such(models, tmp_path, monke
     assert result.numbers[subject.label]["1"]["pairs"] == 3
     assert result.numbers[subject.label]["1"]["largest_error"] <= experiment_room.TOLERANCE
     assert any("layer 1: the embedding moves" in note and "into pieces" in note for note in result.notes)
+    shutil.rmtree(tmp_path)
+    monkeypatch.setattr(Explainer, "decompose", jump)
+    with pytest.raises(ValueError, match="at layer 1 the embedding jumps on the path of every text"):
+        studies.run("distribution", experiment(models[:1], tmp_path, pairs=12, layers={1: 3, 3: None}))
 
 
 def test_heat_maps_that_are_compared_have_one_scale_and_its_bar(why):

@@ -18,7 +18,10 @@ from whymatch.quadrature import Floats, Pieces, Rule, legendre
 
 DEGREE = 12  # of a piece's polynomial; half as many Gauss nodes integrate its derivative exactly
 FIRST = 4  # pieces of the first look
+FEWEST = 3  # nodes of a piece: parts may turn where the total does not
 SAFETY = 0.25  # of the tolerance: after a miss, all derivatives are computed again
+ROUNDING = 16  # units in the last place that a polynomial's last terms may be made of
+MOST = 1024  # pieces
 SHORTEST = 2.0**-14  # a piece that is shorter than this, and has no polynomial yet, is a jump
 
 
@@ -52,6 +55,7 @@ class PieceProbe:
         self._order = None if size is None else 1
         self._size = (float(np.linalg.norm(end)) if size is None else float(size)) or 1.0
         self.pieces: list[Piece] = []
+        self._rounding = 0.0
         self._waiting = [(i / FIRST, (i + 1) / FIRST) for i in range(FIRST)]
 
     def missing(self) -> Floats:
@@ -59,6 +63,7 @@ class PieceProbe:
         return np.concatenate([low + (high - low) * _points() for low, high in self._waiting])
 
     def add(self, values: NDArray[np.floating]) -> None:
+        self._rounding = ROUNDING * float(np.finfo(values.dtype).eps)
         each = np.asarray(values, np.float64).reshape(len(self._waiting), DEGREE + 1, -1)
         series = _coefficients() @ each
         self.pieces += [Piece(*ends, own) for ends, own in zip(self._waiting, series, strict=True)]
@@ -72,18 +77,24 @@ class PieceProbe:
         """
         if self._waiting:
             return None
-        own = SAFETY * tolerance / np.sqrt(len(self.pieces))
-        rough = [piece for piece in self.pieces if self.left_out(piece) > own and piece.length > SHORTEST]
-        if rough:
-            self.pieces = [piece for piece in self.pieces if piece not in rough]
-            for low, high, _ in rough:
-                self._waiting += [(low, (low + high) / 2), ((low + high) / 2, high)]
+        # No division mends rounding, of which every piece has as much.
+        own = max(SAFETY * tolerance / np.sqrt(len(self.pieces)), self._rounding)
+        smooth: list[Piece] = []
+        for piece in self.pieces:
+            if self.left_out(piece) <= own or piece.length <= SHORTEST:
+                smooth.append(piece)
+            else:
+                middle = (piece.low + piece.high) / 2
+                self._waiting += [(piece.low, middle), (middle, piece.high)]
+        if self._waiting and len(smooth) + len(self._waiting) <= MOST:
+            self.pieces = smooth
             return None
-        counts = tuple(self._enough(piece, own) for piece in self.pieces)
+        self._waiting = []
+        counts = tuple(max(FEWEST, self._enough(piece, own)) for piece in self.pieces)
         return sum(counts), Pieces((0.0, *(piece.high for piece in self.pieces)), counts)
 
     def is_rough(self, tolerance: float) -> bool:
-        """Whether even the shortest pieces leave more than this unresolved."""
+        """Whether even the shortest pieces, or the most, leave more than this unresolved."""
         return max(map(self.left_out, self.pieces)) > tolerance
 
     def left_out(self, piece: Piece) -> float:

@@ -179,7 +179,7 @@ def _embeds_words(method: Method) -> bool:
         try:
             with LOCK:
                 for task in _tasks(method):
-                    method.encoder.vectors(["coffee", "?"], EncodeOptions(task))
+                    method.encoder.embed(method.encoder.read(["coffee", "?"], EncodeOptions(task)))
             _words[key] = True
         except (ArithmeticError, RuntimeError):
             _words[key] = False

@@ -89,7 +89,7 @@ class Rule:
 
     def __call__(self, n: int, lens: Lens | Pieces = USUAL) -> tuple[Floats, Floats]:
         """Return the positions and weights of the rule with ``n`` nodes; only Gauss nodes use the lens, or pieces."""
-        return _rule(self.name, n, lens)
+        return _in_pieces(n, lens) if isinstance(lens, Pieces) else _rule(self.name, n, lens)
 
     def columns(self, n: int, lens: Lens | Pieces = USUAL) -> Floats:
         """Return several sets of weights (n, 4): the first integrates, the others are for :meth:`estimate`.
@@ -98,7 +98,7 @@ class Rule:
         are orthonormal under the weights, on pieces with alternating signs, so that they do not cancel; for other
         rules, the last gives the leading term of the Euler–Maclaurin expansion of the error.
         """
-        return _columns(self.name, n, lens)
+        return _columns_in_pieces(n, lens) if isinstance(lens, Pieces) else _columns(self.name, n, lens)
 
     def estimate(self, sizes: NDArray[np.floating], n: NDArray[np.integer]) -> NDArray[np.floating]:
         """Estimate the error of integrals from the lengths of their four :meth:`columns` (4, …) and their nodes (…).
@@ -118,7 +118,7 @@ RULES: dict[str, Rule] = {
     "gauss": Rule("gauss", math.inf, 1024, most=2048),  # found by an eigenproblem of that size
     "midpoint": Rule("midpoint", 2, 2048),
     "right": Rule("right", 1, 8192),
-    "pieces": Rule("pieces", math.inf, 4096, power=2.75),  # a piece has about five nodes
+    "pieces": Rule("pieces", math.inf, 4096, power=2.5),  # a piece has about five nodes
 }
 
 
@@ -126,15 +126,10 @@ legendre = lru_cache(maxsize=256)(np.polynomial.legendre.leggauss)
 
 
 @lru_cache(maxsize=1024)
-def _rule(name: RuleName, n: int, lens: Lens | Pieces) -> tuple[Floats, Floats]:
+def _rule(name: RuleName, n: int, lens: Lens) -> tuple[Floats, Floats]:
     if name == "pieces":
-        pieces = lens if isinstance(lens, Pieces) else Pieces()
-        parts = [(*legendre(m), *ends) for m, ends in zip(pieces.divide(n), pairwise(pieces.bounds), strict=True) if m]
-        alpha = np.concatenate([low + (high - low) * (x + 1) / 2 for x, _, low, high in parts])
-        weights = np.concatenate([w * (high - low) / 2 for _, w, low, high in parts])
-        weights /= weights.sum()  # fewer nodes than pieces leave some without any
+        alpha, weights = _in_pieces(n, Pieces())
     elif name == "gauss":
-        assert isinstance(lens, Lens)
         x, w = legendre(n)
         alpha, slope = lens.to_path((x + 1) / 2)
         weights = w * slope
@@ -152,18 +147,14 @@ def _rule(name: RuleName, n: int, lens: Lens | Pieces) -> tuple[Floats, Floats]:
 
 
 @lru_cache(maxsize=1024)
-def _columns(name: RuleName, n: int, lens: Lens | Pieces) -> Floats:
+def _columns(name: RuleName, n: int, lens: Lens) -> Floats:
+    if name == "pieces":
+        return _columns_in_pieces(n, Pieces())
     weights = _rule(name, n, lens)[1]
     columns = np.zeros((n, 4))
     columns[:, 0] = weights
     if name == "gauss":
         columns[:, 1:] = _terms(weights)
-    elif name == "pieces":
-        counts = (lens if isinstance(lens, Pieces) else Pieces()).divide(n)
-        for number, end in enumerate(accumulate(counts)):
-            own = slice(end - counts[number], end)
-            # A coefficient is about as large as the integrand; what a piece adds to the integral, by its length.
-            columns[own, 1:] = (-1) ** number * np.sqrt(weights[own].sum()) * _terms(weights[own])
     elif n < 4:  # too few to tell anything
         columns[:, 3] = weights
     elif name == "right":  # (f(1) − f(0)) / 2n
@@ -171,6 +162,25 @@ def _columns(name: RuleName, n: int, lens: Lens | Pieces) -> Floats:
     else:  # (f'(1) − f'(0)) / 24n²
         columns[[0, 1, -2, -1], 3] = np.array([1, -1, -1, 1]) / (24 * n)
     columns.flags.writeable = False
+    return columns
+
+
+def _in_pieces(n: int, pieces: Pieces) -> tuple[Floats, Floats]:
+    """Return the positions and weights of n nodes, divided among pieces."""
+    parts = [(*legendre(m), *ends) for m, ends in zip(pieces.divide(n), pairwise(pieces.bounds), strict=True) if m]
+    alpha = np.concatenate([low + (high - low) * (x + 1) / 2 for x, _, low, high in parts])
+    weights = np.concatenate([w * (high - low) / 2 for _, w, low, high in parts])
+    return alpha, weights / weights.sum()  # fewer nodes than pieces leave some without any
+
+
+def _columns_in_pieces(n: int, pieces: Pieces) -> Floats:
+    counts, (_, weights) = pieces.divide(n), _in_pieces(n, pieces)
+    columns = np.zeros((n, 4))
+    columns[:, 0] = weights
+    for number, end in enumerate(accumulate(counts)):
+        own = slice(end - counts[number], end)
+        # A coefficient is about as large as the integrand; what a piece adds to the integral, by its length.
+        columns[own, 1:] = (-1) ** number * np.sqrt(weights[own].sum()) * _terms(weights[own])
     return columns
 
 

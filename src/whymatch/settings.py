@@ -108,8 +108,9 @@ def check_settings(
         raise ValueError(f"steps={steps!r} is not a number of nodes; give 1 to {most:,}, or None for the tolerance")
     if steps is not None and rule == "pieces" and path != "shapley":
         raise ValueError(f"steps={steps!r} is a number of nodes, and rule='pieces' finds its own; drop one of them")
-    if steps is not None and path == "secant":
-        raise ValueError(f"steps={steps!r} is a number of nodes, and path='secant' has none; choose another path")
+    if path == "secant" and (steps is not None or rule != "gauss"):
+        given = f"rule={rule!r} chooses" if steps is None else f"steps={steps!r} is a number of"
+        raise ValueError(f"{given} nodes, and path='secant' has none; choose another path")
     if similarity not in SIMILARITIES + MAXSIM:
         raise ValueError(f"similarity={similarity!r} is not known; choose 'cosine', 'dot' or None, the model's own")
     if mask is not None and not isinstance(mask, str):

@@ -47,7 +47,7 @@ class RoughPathError(ArithmeticError):
     """A path on which the embedding moves in steps too steep for any reasonable number of nodes."""
 
     def __init__(self, layer: int, text: str, rule: str = "gauss", advice: str = "") -> None:
-        self.layer, self.text, self.rule = layer, text, rule
+        self.layer, self.text, self.rule, self.advice = layer, text, rule, advice
         if rule == "pieces":
             reason = f"even pieces of 1/{1 / SHORTEST:.0f} of it"
         else:
@@ -58,6 +58,9 @@ class RoughPathError(ArithmeticError):
             f"number of nodes would meet the tolerance. {advice}steps=N gives the sum of N nodes with its true error: "
             f"{quote(text)}"
         )
+
+    def __reduce__(self) -> tuple[type[RoughPathError], tuple[int, str, str, str]]:
+        return type(self), (self.layer, self.text, self.rule, self.advice)
 
     def advise(self, advice: str) -> RoughPathError:
         """Return the same error with advice on what to do."""
@@ -376,9 +379,10 @@ class Integral:
         size = _doubles(self._size)
         relative = self._relative_errors(product, nodes, lambda lengths: lengths)
         lengths = _doubles(product.sizes[-1][0]) / size[:, None]
+        missing = _doubles(product.missing[-1]) / size
         return _Measured(
-            missing=_doubles(product.missing[-1]) / size,
-            errors=np.sum(relative, 0) * lengths,
+            missing=missing,
+            errors=self._no_better(np.sum(relative, 0) * lengths, missing, lengths),
             sizes=lengths.max(1, initial=0),
             blame=np.stack([each.max(1, initial=0) for each in relative]),
         )
@@ -398,12 +402,19 @@ class Integral:
         errors = rule.estimate(columns, nodes[0][:, None]) * self._correction(product, nodes, 0, merge)[:, None]
         for later in relative[1:]:
             errors += _doubles(merge(product.values * torch.as_tensor(later).to(product.values)[..., None]))
+        missing = _doubles(merge(sum(product.missing[1:], product.missing[0]))) / size[:, 0]
         return _Measured(
-            missing=_doubles(merge(sum(product.missing[1:], product.missing[0]))) / size[:, 0],
-            errors=errors / size,
+            missing=missing,
+            errors=self._no_better(errors / size, missing, columns[0] / size),
             sizes=(columns[0] / size).max(1, initial=0),
             blame=np.stack([each.max(1, initial=0) for each in relative]),
         )
+
+    def _no_better(
+        self, errors: NDArray[np.floating], missing: NDArray[np.floating], lengths: NDArray[np.floating]
+    ) -> NDArray[np.floating]:
+        """Take no part to be more exact for its size than the total, where pieces are chosen by the total alone."""
+        return np.maximum(errors, missing[:, None] * lengths) if self._settings.rule == "pieces" else errors
 
     def _relative_errors(
         self, product: Product, nodes: NDArray[np.integer], merge: Callable[[Tensor], Tensor]

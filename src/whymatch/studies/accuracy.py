@@ -78,7 +78,7 @@ class SteepPath(Path):
 
     def __init__(self, probe: PieceProbe, start: NDArray[np.floating], end: NDArray[np.floating]) -> None:
         self.pieces, self.start, self.end = probe.pieces, start, end
-        self.left_out = max(map(probe.left_out, probe.pieces))
+        self.left_out = float(np.linalg.norm([*map(probe.left_out, probe.pieces)]))
 
     def total(self, rule: str, n: int) -> NDArray[np.float64]:
         alpha, weights = RULES[rule](n)

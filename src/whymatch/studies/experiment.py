@@ -389,6 +389,11 @@ class Experiment:
         random.Random(0).shuffle(chunks)  # short and long ones in turn, so that the time left can be estimated
         for chunk in self.track(chunks, f"{subject.label}, layer {explainer.settings.layer}: texts × {CHUNK}"):
             stored.add(chunk)
+        if explainer.settings.rule == "pieces" and stored.rough.issuperset(text for pair in pairs for text in pair):
+            raise ValueError(
+                f"{subject.label}: at layer {layer} the embedding jumps on the path of every text, and not even pieces "
+                "of it can be followed; leave the layer out of --layers"
+            )
         return stored.explain(pairs, fold)
 
     def track(self, items: Sequence[Any], description: str) -> Iterator[Any]:
@@ -454,7 +459,10 @@ class Experiment:
                 "pairs_sha256": _digest(self.pairs, self.labels),
                 **({"most_pairs": {str(layer): most for layer, most in self._most.items()}} if self._most else {}),
             },
-            "every layer": lambda: {"layers": [self.every_layer(subject) for subject in self.subjects]},
+            "every layer": lambda: {
+                "layers": [self.every_layer(subject) for subject in self.subjects],
+                "steep": "in pieces",  # earlier results, of steep layers block by block, are made again
+            },
             "layers": lambda: {
                 "layers": [self.layers(subject) for subject in self.subjects],
                 "rough": [self.rough_layers(subject) for subject in self.subjects],
