@@ -55,8 +55,8 @@ class RoughPathError(ArithmeticError):
             advice += "rule='pieces' follows it piece by piece, which takes long; "
         super().__init__(
             f"the path at layer {layer} is not smooth: {reason} do not tell how the embedding moves, and no reasonable "
-            f"number of nodes spread over it would meet the tolerance. {advice}steps=N gives the sum of N nodes with its "
-            f"true error: {quote(text)}"
+            f"number of nodes spread over it would meet the tolerance. {advice}steps=N gives the sum of N nodes with "
+            f"its true error: {quote(text)}"
         )
 
     def __reduce__(self) -> tuple[type[RoughPathError], tuple[int, str, str, str]]:
