@@ -137,7 +137,7 @@ def test_a_jump_is_refused_and_steps_are_too(load):
         return torch.tanh(1e7 * (x[..., 0].mean(1, keepdim=True) - PLACE)).expand(-1, 2)
 
     x = torch.ones(2, 3, dtype=torch.float64)
-    with pytest.raises(RoughPathError, match=r"even pieces of 1/16384 of it do not tell") as caught:
+    with pytest.raises(RoughPathError, match=r"even pieces of 1/1048576 of it do not tell") as caught:
         decompose_callable(jump, x, torch.zeros_like(x), rule="pieces")
     assert "follows it piece by piece" not in str(caught.value)
     with pytest.raises(ValueError, match="steps=5 is a number of nodes, and rule='pieces' finds its own"):

@@ -22,14 +22,18 @@ FEWEST = 3  # nodes of a piece: parts may turn where the total does not
 SAFETY = 0.25  # of the tolerance: after a miss, all derivatives are computed again
 ROUNDING = 16  # units in the last place that a polynomial's last terms may be made of
 MOST = 1024  # pieces
-SHORTEST = 2.0**-14  # a piece that is shorter than this, and has no polynomial yet, is a jump
+SHORTEST = 2.0**-20  # a piece that is shorter than this, and has no polynomial yet, is a jump
 
 
 class Piece(NamedTuple):
-    """A part of a path, from ``low`` to ``high``, and the embedding on it as a Chebyshev series."""
+    """A part of a path, from ``low`` to ``high``, and the embedding on it as a Chebyshev series.
+
+    ``before`` is what the series of the piece that it is a half of left out.
+    """
 
     low: float
     high: float
+    before: float
     series: Floats  # (DEGREE + 1, dim)
 
     @property
@@ -56,17 +60,17 @@ class PieceProbe:
         self._size = (float(np.linalg.norm(end)) if size is None else float(size)) or 1.0
         self.pieces: list[Piece] = []
         self._rounding = 0.0
-        self._waiting = [(i / FIRST, (i + 1) / FIRST) for i in range(FIRST)]
+        self._waiting = [(i / FIRST, (i + 1) / FIRST, np.inf) for i in range(FIRST)]
 
     def missing(self) -> Floats:
         """Return the positions on the path whose values the next refinement needs."""
-        return np.concatenate([low + (high - low) * _points() for low, high in self._waiting])
+        return np.concatenate([low + (high - low) * _points() for low, high, _ in self._waiting])
 
     def add(self, values: NDArray[np.floating]) -> None:
         self._rounding = ROUNDING * float(np.finfo(values.dtype).eps)
         each = np.asarray(values, np.float64).reshape(len(self._waiting), DEGREE + 1, -1)
         series = _coefficients() @ each
-        self.pieces += [Piece(*ends, own) for ends, own in zip(self._waiting, series, strict=True)]
+        self.pieces += [Piece(*place, own) for place, own in zip(self._waiting, series, strict=True)]
         self.pieces.sort(key=lambda piece: piece.low)
         self._waiting = []
 
@@ -77,15 +81,17 @@ class PieceProbe:
         """
         if self._waiting:
             return None
-        # No division mends rounding, of which every piece has as much.
         own = max(SAFETY * tolerance / np.sqrt(len(self.pieces)), self._rounding)
         smooth: list[Piece] = []
         for piece in self.pieces:
-            if self.left_out(piece) <= own or piece.length <= SHORTEST:
+            left_out = self.left_out(piece)
+            # No division mends rounding, of which every piece has as much: more where the path is steep.
+            rounded = left_out > piece.before / 2 and left_out <= SAFETY * tolerance
+            if left_out <= own or rounded or piece.length <= SHORTEST:
                 smooth.append(piece)
             else:
                 middle = (piece.low + piece.high) / 2
-                self._waiting += [(piece.low, middle), (middle, piece.high)]
+                self._waiting += [(piece.low, middle, left_out), (middle, piece.high, left_out)]
         if self._waiting and len(smooth) + len(self._waiting) <= MOST:
             self.pieces = smooth
             return None

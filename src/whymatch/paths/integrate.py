@@ -50,6 +50,7 @@ class RoughPathError(ArithmeticError):
         self.layer, self.text, self.rule, self.advice = layer, text, rule, advice
         if rule == "pieces":
             reason = f"even pieces of 1/{1 / SHORTEST:.0f} of it"
+            advice += "a tolerance below 1e-4 computes in double precision, in which steps may be smooth; "
         else:
             reason = f"even {FINEST} points along it"
             advice += "rule='pieces' follows it piece by piece, which takes long; "
