@@ -379,6 +379,7 @@ class Experiment:
 
         With ``fold=False``, the straight path's explanations have the paper's form, with its reference terms.
         """
+        given = explainer is not None
         if explainer is None:
             explainer = self.explainer_at(subject, layer)
         if pairs is None:
@@ -389,7 +390,8 @@ class Experiment:
         random.Random(0).shuffle(chunks)  # short and long ones in turn, so that the time left can be estimated
         for chunk in self.track(chunks, f"{subject.label}, layer {explainer.settings.layer}: texts × {CHUNK}"):
             stored.add(chunk)
-        if explainer.settings.rule == "pieces" and stored.rough.issuperset(text for pair in pairs for text in pair):
+        every = {text for pair in pairs for text in pair}
+        if not given and explainer.settings.rule == "pieces" and every <= stored.rough:
             raise ValueError(
                 f"{subject.label}: at layer {layer} the embedding jumps on the path of every text, and not even pieces "
                 "of it can be followed; leave the layer out of --layers"
