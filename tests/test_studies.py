@@ -517,7 +517,7 @@ def test_a_layer_that_does_not_converge_is_shown_as_such(models, tmp_path, monke
     with pytest.raises(ValueError, match="at layer 1 the embedding jumps on the path of every text"):
         studies.run("distribution", experiment(models[:1], tmp_path, pairs=12, layers={1: 3, 3: None}))
     shown = studies.run("layers", experiment(models[:1], tmp_path / "other", pairs=12))
-    assert shown.numbers[subject.label]["layers"] == [0, 2, 3]  # layer 1 has no panel
+    assert shown.numbers[subject.label]["layers"] == [2, 3]  # layer 1 has no panel
 
 
 def test_heat_maps_that_are_compared_have_one_scale_and_its_bar(why):
