@@ -15,7 +15,7 @@ FOLDERS = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 # Modules and folders, from the first step to the last. Those on one line do not import each other.
 ORDER = """
 lazy files frames memory progress quadrature shapley
-settings words
+pieces settings words
 reading
 paths
 results
