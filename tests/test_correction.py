@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from whymatch import Explainer, Explanation, correction
-from whymatch.correction import FREE, PARTS, STIFFNESS, _ask, _correction
-from whymatch.reading.inputs import Request
+from whymatch.correction import FREE, PARTS, STIFFNESS, _ask, _correction, directions, solve
+from whymatch.reading.inputs import Correction, Request
 from whymatch.words import word_spans
 
 TEXT = "Two unbelievable dogs run across the snowy field towards a child."
@@ -51,7 +51,8 @@ def test_it_is_the_smallest_change_that_brings_the_parts_near(both):
     asked = np.hstack([question.kept.astype(float), np.ones((len(vectors), 1))])
     missing = vectors - asked @ np.vstack([words, template])
     count = len(words)
-    penalty = np.diag([STIFFNESS * count] * count + [1 / FREE])
+    lengths = np.linalg.norm(words @ directions(words.shape[1]).T, axis=1)
+    penalty = np.diag([*(STIFFNESS * count * lengths.mean() / lengths), 1 / FREE])
     ones = np.ones((count + 1, 1))
     system = np.block([[asked.T @ asked + penalty, ones], [ones.T, np.zeros((1, 1))]])
     change = np.linalg.solve(system, np.vstack([asked.T @ missing, np.zeros((1, rows.shape[1]))]))[:-1]
@@ -63,7 +64,22 @@ def test_it_is_the_smallest_change_that_brings_the_parts_near(both):
     assert np.linalg.norm(after - vectors) < np.linalg.norm(missing)
 
 
+def test_a_word_that_adds_little_is_moved_little():
+    """The model gives each of three words by itself, and misses two of them by as much."""
+    rows = np.array([[1.0, 0.0], [0.1, 0.0], [1.0, 0.0]])
+    missing = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, -2.0]])
+    alone = np.eye(3, dtype=bool)
+    keep, add = solve(Correction(alone, alone, rows + missing, np.zeros(3)), rows @ directions(2).T)
+    moved = keep @ rows + add - rows
+    np.testing.assert_allclose(moved.sum(0), 0, atol=1e-12)
+    assert moved[0, 1] > 5 * moved[1, 1] > 0
+    # Where nothing tells them apart they are moved alike.
+    keep, add = solve(Correction(alone, alone, missing, np.zeros(3)), np.zeros((3, 1)))
+    assert add[0, 1] == pytest.approx(add[1, 1])
+
+
 def test_a_long_text_is_projected_with_its_correction(both):
+    """Lengths of contributions, which decide how far they are moved, are told by the same products either way."""
     explainer, _ = both
     long = " ".join([TEXT] * 4)
     why = explainer.explain(OTHER, long)
@@ -130,7 +146,7 @@ def test_a_part_is_embedded_as_it_would_be_alone(folders, name):
     question = _ask(source, 4)
     alone = np.stack([explainer.embed([text])[0] for text in question.texts]).astype(np.float64)
     expected = _correction(source, question, alone)
-    np.testing.assert_allclose(source.correction.add, expected.add, atol=1e-5 * np.abs(expected.add).max())
+    np.testing.assert_allclose(source.correction.answers, expected.answers, atol=1e-5)
 
 
 def test_what_lies_far_behind_what_is_read_takes_no_time(load, monkeypatch):

@@ -504,6 +504,21 @@ def test_sanity_tells_equal_models_from_shuffled_ones(load):
     assert alone.estimates["copied"].value == 1
 
 
+@pytest.mark.parametrize(("template", "gains"), [(3.0, 1), (-3.0, 0)])
+def test_a_copied_word_gains_with_all_that_the_other_text_has(load, template, gains):
+    """What words lose to special tokens is no loss of the word that they are matched with."""
+
+    def explain(a, b):
+        words = word_spans(a), word_spans(b)
+        count = len(words[1])
+        matrix = np.full((len(words[0]), count + 1), -1.0 * (count - 3))
+        matrix[:, 0] = template * (count - 3) * count
+        return Attribution(matrix, words[0], [(0, 0), *words[1]])
+
+    result = sanity(explain, [("coffee is unbelievable", "tea is bad")], model=Model(load("bert")))
+    assert result.estimates["copied"].value == gains
+
+
 def test_a_model_is_rewritten_without_changing_what_it_computes(load):
     model = Model(load("bert"))
     twins = Twins(model, ["The coffee is bad."])

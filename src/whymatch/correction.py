@@ -3,11 +3,12 @@
 A text's words are divided at random into four parts, a few times, and the model embeds each part by itself. What the
 words of a part add to the whole text's embedding, with what the template adds, should be near to that: where it is not,
 contributions are moved. They are moved as little as possible, as a ridge regression does, and their sum stays what it
-is: what words lose others gain, or the template, which is there whatever the words are and may gain or lose freely.
+is: what words lose others gain, or the template, which is there whatever the words are and may gain or lose freely. A
+word that contributes much is moved more easily: of a word that adds next to nothing, little can be wrong.
 
 With P the contributions, X which of them a part keeps, and E what the model makes of the parts, the corrected
-contributions are P + G (E − X P). G does not depend on P, so that a correction can be found before P is, and can be
-applied to products of P as well.
+contributions are P + G (E − X P). Of P, G depends on the lengths of its rows alone, and products of P with a few
+directions tell them, so that contributions that are known only through products are corrected as well.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import compress
 
 import numpy as np
@@ -28,10 +30,11 @@ from whymatch.reading.sides import TEMPLATE
 from whymatch.words import Span, find_spans, group_spans, keep_units, merge_spans
 
 PARTS = 4  # smaller parts cost less, and tell more of single words
-# How strongly words keep what they have, against an error of a part's embedding: the more words there are, the less is
-# known of each. Both were chosen on dev pairs (docs/truth.md).
-STIFFNESS = 1.5
+# How strongly a word of usual length keeps what it has, against an error of a part's embedding: the more words there
+# are, the less is known of each. Both were chosen on dev pairs (docs/method.md).
+STIFFNESS = 0.5
 FREE = 100.0
+DIRECTIONS = 8  # that tell lengths of contributions: as many cotangents more, where those are known by products alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,24 +116,46 @@ def _units(source: TokenSource) -> tuple[list[Span], list[list[int]]]:
 
 
 def _correction(source: TokenSource, question: _Question, answers: Floats) -> Correction:
-    """Find how contributions are moved: see above."""
     template = np.array([kind in TEMPLATE for kind in source.side.kinds], bool)
-    # What the words lose or gain is divided among their tokens equally, and the template's by its shares.
-    belongs = question.belongs.astype(np.float64)
-    spread = [row / row.sum() for row in belongs]
-    variances = [1 / (STIFFNESS * len(spread))] * len(spread)
-    asked = question.kept.astype(np.float64)
     pooled = source.shares if source.shares.ndim == 1 else source.shares.mean(1)
     receives = np.where(template, pooled, 0.0)
-    if receives.any():
-        spread.append(receives / receives.sum())
-        variances.append(FREE)
+    return Correction(question.belongs, question.kept, answers, receives / (receives.sum() or 1.0))
+
+
+@cache
+def directions(dim: int) -> Floats:
+    """Return directions of the embedding by which the lengths of contributions are told (directions, dim).
+
+    Contributions that are known only through products have no lengths. Their products with a few random directions
+    tell them well enough, and are taken where contributions are known as well, so that both are corrected alike.
+    """
+    drawn = np.random.default_rng(0).normal(size=(DIRECTIONS, dim))
+    return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+
+
+def solve(correction: Correction, along: Floats) -> tuple[Floats, Floats]:
+    """Find how contributions are moved: to ``keep @ P + add``.
+
+    Args:
+        along: the contributions' products with the :func:`directions` (tokens, directions).
+
+    Returns:
+        ``keep`` (tokens, tokens) and ``add`` (tokens, dim).
+    """
+    belongs, asked = correction.belongs.astype(np.float64), correction.kept.astype(np.float64)
+    # What the words lose or gain is divided among their tokens equally, and the template's by its shares.
+    spread = [*(belongs / belongs.sum(1, keepdims=True))]
+    lengths = np.linalg.norm(belongs @ along, axis=1)
+    weights = lengths / lengths.mean() if lengths.any() else np.ones(len(belongs))
+    variance = weights / (STIFFNESS * len(belongs))
+    if correction.receives.any():
+        spread.append(correction.receives)
+        variance = np.append(variance, FREE)
         asked = np.hstack([asked, np.ones((len(asked), 1))])
-    variance = np.array(variances)
     # Of changes that are free to take any value, those that keep the sum.
     covariance = np.diag(variance) - np.outer(variance, variance) / variance.sum()
     gain = covariance @ asked.T @ np.linalg.inv(asked @ covariance @ asked.T + np.eye(len(asked)))
     moves = np.stack(spread, axis=1) @ gain  # (tokens, parts of the text)
     always = belongs.sum(0) == 0
-    present = question.kept @ belongs + always
-    return Correction(np.eye(len(always)) - moves @ present, moves @ answers)
+    present = correction.kept @ belongs + always
+    return np.eye(len(always)) - moves @ present, moves @ correction.answers

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whymatch import progress
-from whymatch.correction import with_corrections
+from whymatch.correction import directions, solve, with_corrections
 from whymatch.encoders.cut import Cut
 from whymatch.encoders.encoder import Encoder
 from whymatch.paths.integrate import Integral, Integrated, to_numpy
@@ -339,8 +339,8 @@ def correct(decomposition: Decomposition, source: Source) -> Decomposition:
     """Correct contributions by what the model makes of parts of the text, where it was asked."""
     if source.correction is None:
         return decomposition
-    keep, add = source.correction.keep, source.correction.add
     rows = decomposition.contributions
+    keep, add = solve(source.correction, rows @ directions(rows.shape[1]).T)
     return replace(
         decomposition,
         side=replace(decomposition.side, errors=np.abs(keep) @ decomposition.side.errors),
@@ -374,31 +374,43 @@ def project(integral: Integral, sources: Sequence[Source], other: Decomposition)
     Lᵀ of the other's rows, times Δ, needs one reverse pass for each of those rows: a long text that meets a short one
     costs like the short one.
     """
-    has_reference = bool(np.any(other.reference != 0))
-    rows = np.vstack([other.contributions, other.reference[None]]) if has_reference else other.contributions
+    rows = other.contributions
+    if np.any(other.reference != 0):
+        rows = np.vstack([rows, other.reference[None]])
+    count = len(rows)
+    if any(source.correction is not None for source in sources):
+        # These are not what nodes are chosen for: beside the other rows they are short.
+        length = 1e-3 * np.linalg.norm(rows, axis=1).max(initial=1e-30)
+        rows = np.vstack([rows, length * directions(rows.shape[1])])
     cotangents = torch.as_tensor(rows).to(integral.end)  # (cotangents, dim)
     moves = [len(own) > 0 for own in integral.paths.moving]
     pulled = integral.pull_along(cotangents) if any(moves) else None
     return [
-        _project(integral, pulled if moves[i] else None, i, source, cotangents, other)
+        _project(integral, pulled if moves[i] else None, i, source, cotangents, count, other)
         for i, source in enumerate(sources)
     ]
 
 
 def _project(
-    integral: Integral, integrated: Integrated | None, i: int, source: Source, cotangents: Tensor, other: Decomposition
+    integral: Integral,
+    integrated: Integrated | None,
+    i: int,
+    source: Source,
+    cotangents: Tensor,
+    count: int,
+    other: Decomposition,
 ) -> Projection:
-    settings, parts, has_reference = other.settings, len(source.side), len(cotangents) > len(other.contributions)
+    """Make a projection of the products with all cotangents, the first ``count`` of which are the other's rows."""
+    settings, parts, has_reference = other.settings, len(source.side), count > len(other.contributions)
     products, errors, nodes = cotangents.new_zeros(len(cotangents), parts), np.zeros(parts), 0
     if integrated is not None:
         products, errors = integrated.values[i][:, :parts], integrated.errors[i][:parts]
         nodes = integrated.nodes[i]
     moved = 0.0
-    unit = cotangents.norm(dim=1).clamp_min(torch.finfo(cotangents.dtype).tiny) * integral.end[i].norm()
     if source.handed is not None:
         handed = torch.as_tensor(source.handed).to(products)
-        given = (products * (1 - handed.diagonal())).sum()
-        moved = float(given.abs() / (cotangents.sum(0).norm() * integral.end[i].norm()).clamp_min(1e-30))
+        given = (products[:count] * (1 - handed.diagonal())).sum()
+        moved = float(given.abs() / (cotangents[:count].sum(0).norm() * integral.end[i].norm()).clamp_min(1e-30))
         products, errors = products @ handed.T, np.abs(source.handed) @ errors
     reference = integral.start[i]
     if settings.fold_reference:  # 5. Fold.
@@ -407,9 +419,12 @@ def _project(
         if (base := base_of(source.side, source.shares, settings)) is not None:
             embedding = torch.as_tensor(source.embedding).to(products)
             products = products + (cotangents @ embedding)[:, None] * torch.as_tensor(base).to(products)
+    along, products, cotangents = products[count:], products[:count], cotangents[:count]
     if source.correction is not None:
-        keep, add = (torch.as_tensor(each).to(products) for each in (source.correction.keep, source.correction.add))
-        products, errors = products @ keep.T + cotangents @ add.T, np.abs(source.correction.keep) @ errors
+        keep, add = solve(source.correction, np.asarray(to_numpy(along.T), np.float64))
+        products = products @ torch.as_tensor(keep).to(products).T + cotangents @ torch.as_tensor(add).to(products).T
+        errors = np.abs(keep) @ errors
+    unit = cotangents.norm(dim=1).clamp_min(torch.finfo(cotangents.dtype).tiny) * integral.end[i].norm()
     sizes = (products / unit[:, None]).abs().amax(0)  # as far as the other input can tell
     matrix, effects = (products[:-1], products[-1]) if has_reference else (products, torch.zeros_like(products[0]))
     return Projection(

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from whymatch import method, policy, schedule
+from whymatch.correction import DIRECTIONS
 from whymatch.encoders.cut import Cut
 from whymatch.encoders.kinds import Direct
 from whymatch.method import Method
@@ -110,6 +111,7 @@ class Runner:
             {key: len(decomposition.tokens) for key, decomposition in known.items()},
             template_is_still=self.settings.layer == 0 and isinstance(self.method.reference, str),
             reverse_cost=1.0 if self.settings.path == "secant" else REVERSE_COST,
+            extra=DIRECTIONS if self.settings.divisions else 0,
         )
         explanations: dict[int, Explanation] = {}
         pair_of = {long: number for number, long in plan.projected.items()}

@@ -35,6 +35,7 @@ def plan(
     known: Mapping[Key, int] | None = None,
     template_is_still: bool = False,
     reverse_cost: float = REVERSE_COST,
+    extra: int = 0,
 ) -> Plan:
     """Decide what runs together.
 
@@ -45,8 +46,9 @@ def plan(
         template_is_still: whether the template's own tokens equal their reference, and need no tangent, as at the
             input of most models.
         reverse_cost: what a cotangent costs, in tangents.
+        extra: cotangents that a projection takes beside the other side's rows.
     """
-    projected = _longer_sides(sources, pairs, known or {}, template_is_still, reverse_cost)
+    projected = _longer_sides(sources, pairs, known or {}, template_is_still, reverse_cost, extra)
     apart = set(projected.values())
     return Plan(_batches({key: source for key, source in sources.items() if key not in apart}), projected)
 
@@ -64,6 +66,7 @@ def _longer_sides(
     known: Mapping[Key, int],
     template_is_still: bool,
     reverse_cost: float,
+    extra: int,
 ) -> dict[int, Key]:
     """Find the long side of each pair that need not be decomposed.
 
@@ -78,6 +81,6 @@ def _longer_sides(
             continue
         source = sources[long]
         still = sum(kind in TEMPLATE for kind in source.side.kinds) if template_is_still else 0
-        if reverse_cost * rows[short] < min(rows[long] - still, reverse_cost * len(source.embedding)):
+        if reverse_cost * (rows[short] + extra) < min(rows[long] - still, reverse_cost * len(source.embedding)):
             projected[number] = long
     return projected

@@ -143,15 +143,19 @@ class Input:
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """How contributions P are corrected: to ``keep @ P + add``, which has the same sum.
+    """What the model makes of parts of a text, towards which contributions are moved; their sum stays.
 
     Attributes:
-        keep: (parts, parts).
-        add: (parts, dim).
+        belongs: which tokens each unit has, a word or a group that is explained (units, tokens).
+        kept: which units each part of the text keeps (parts of the text, units).
+        answers: their embeddings (parts of the text, dim).
+        receives: the shares in which the template's tokens gain or lose; all 0 where it does not (tokens,).
     """
 
-    keep: NDArray[np.floating]
-    add: NDArray[np.floating]
+    belongs: NDArray[np.bool_]
+    kept: NDArray[np.bool_]
+    answers: NDArray[np.floating]
+    receives: NDArray[np.floating]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from whymatch.encoders.adjusted import unshifted
-from whymatch.quadrature import Floats
 from whymatch.truth.asking import Model, seeded
 from whymatch.truth.deletions import Coalitions, model_of
 from whymatch.truth.judging import judge
 from whymatch.truth.results import Measure, Result, Row, mean_of, spearman
 from whymatch.truth.subjects import Attribution, Subject, TextPair, attribute
-from whymatch.words import word_spans
+from whymatch.words import shares, word_spans
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -38,8 +37,9 @@ class Sanity:
     *shuffled*: with the weights of the upper blocks shuffled, more of them each time, the matrix must change (Adebayo
     et al., 2018); the numbers are rank correlations of its entries with the original's. *equal*: a model that is
     written differently but computes the same must have the same matrix; the number is the relative difference.
-    *copied*: a word of the first text that is added to the second contributes more than before;
-    *copied_first*: the copy is its strongest partner. *random*: a random matrix predicts nothing.
+    *copied*: a word of the first text that is added to the second contributes more than before, with all that the
+    second has, its special tokens too; *copied_first*: the copy is its strongest partner. *random*: a random matrix
+    predicts nothing.
 
     Attributes:
         subject: what is judged.
@@ -80,13 +80,13 @@ class Sanity:
         original = attribution.over(*words)
         row: Row = {}
         for first, subject in self.shuffled.items():
-            other = _matrix(subject, item, words)
-            row[f"shuffled_from_{first}"] = None if other is None else spearman(original.ravel(), other.ravel())
+            other = _explain(subject, item)
+            row[f"shuffled_from_{first}"] = other and spearman(original.ravel(), other.over(*words).ravel())
         if self.equal is not None:
-            other = _matrix(self.equal, item, words)
+            other = _explain(self.equal, item)
             size = float(np.linalg.norm(original)) or 1.0
-            row["equal"] = None if other is None else float(np.linalg.norm(other - original)) / size
-        row |= self._copied(item, original)
+            row["equal"] = other and float(np.linalg.norm(other.over(*words) - original)) / size
+        row |= self._copied(item, attribution)
         row["random"] = self._random(item)
         passes = []
         if self.shuffled and row[f"shuffled_from_{min(self.shuffled)}"] is not None:
@@ -97,7 +97,7 @@ class Sanity:
             passes.append(row["copied"] == 1)
         return {**row, "checks": len(passes), "passes": sum(passes)}
 
-    def _copied(self, item: TextPair, original: Floats) -> Row:
+    def _copied(self, item: TextPair, original: Attribution) -> Row:
         """Add a word of the first text to the second, and see what becomes of it: 1 is yes, 0 is no."""
         a, b = item
         there = {b[low:high].casefold() for low, high in word_spans(b)}
@@ -107,13 +107,14 @@ class Sanity:
             return {}
         number = max(new, key=lambda i: words[i][1] - words[i][0])
         longer = f"{b} {a[words[number][0] : words[number][1]]}"
-        units = words, word_spans(longer)
-        matrix = _matrix(self.subject, (a, longer), units)
-        if matrix is None:
+        other = _explain(self.subject, (a, longer))
+        if other is None:
             return {}
+        before, after = (float(shares(each.spans_a, words)[number] @ each.matrix.sum(1)) for each in (original, other))
+        matrix = other.over(words, word_spans(longer))
         return {
-            "copied": float(matrix[number].sum() > original[number].sum()),
-            "copied_first": float(int(matrix[number].argmax()) == len(units[1]) - 1),
+            "copied": float(after > before),
+            "copied_first": float(int(matrix[number].argmax()) == matrix.shape[1] - 1),
         }
 
     def _random(self, item: TextPair) -> float | None:
@@ -123,10 +124,10 @@ class Sanity:
         return None if correlation is None else float(correlation)
 
 
-def _matrix(subject: Subject, pair: TextPair, words: tuple[Any, Any]) -> Floats | None:
-    """Return the matrix over words; None where the subject cannot explain the pair."""
+def _explain(subject: Subject, pair: TextPair) -> Attribution | None:
+    """Explain a pair; None where the subject cannot."""
     try:
-        return attribute(subject, [pair])[0].over(*words)
+        return attribute(subject, [pair])[0]
     except ArithmeticError:
         return None
 
