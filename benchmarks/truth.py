@@ -1,23 +1,30 @@
-"""Gather the results of `whymatch evaluate` and `whymatch study negation` into the files that the tables are made of.
+"""Judge explanations of four real models, and gather the results into the file that the tables are made of.
 
-    whymatch evaluate all --data DIR --split test --out OUT …
+    python benchmarks/truth.py run --data DIR --models DIR --out OUT [--model NAME …] [--hours N]
     whymatch study negation --data FILE.tsv --out DIR --methods
-    python benchmarks/truth.py OUT… DIR/methods
+    python benchmarks/truth.py gather OUT/* DIR/methods
 
-Adds to ``benchmarks/results/truth.json`` and ``negation.json``, without the single pairs, in the place of earlier
-results of the same test, data and method with as many pairs or fewer, and draws the figures of ``docs/truth.md``.
-``benchmarks/tables.py`` then makes its tables.
+``run`` goes through the plan below, what decides first, and may be stopped and started again: what is in ``OUT`` is not
+run twice. It first says how long everything took when it was last run. With two cores, give each of two runs some of
+the models, and set ``OMP_NUM_THREADS=1``.
+
+``gather`` adds to ``benchmarks/results/truth.json`` and ``negation.json``, without the single pairs, in the place of
+earlier results of the same test, data and method with as many pairs or fewer, and draws the figures of
+``docs/truth.md``. ``benchmarks/tables.py`` then makes its tables.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from whymatch.studies import charts
+from whymatch.truth import evaluation
 from whymatch.truth.runs import read_results
 
 HERE = Path(__file__).parent
@@ -27,6 +34,135 @@ MEASURED = {
     "alignment": "finds people's links between words (top-1)",
 }
 BASELINES = ("token cosine", "last-layer", "random", "leave one", "gradient", "attention", "Shapley", "exact", "shapiq")
+
+MINILM, MPNET, GRANITE, NOMIC = MODELS = (
+    "all-MiniLM-L6-v2",
+    "all-mpnet-base-v2",
+    "granite-embedding-30m-english",
+    "nomic-embed-text-v1.5",
+)
+CHEAP = (MINILM, MPNET, GRANITE)  # nomic-embed-text-v1.5 is six times as dear as all-MiniLM-L6-v2
+BOTH = ("coalitions", "alignment")
+FURTHER = ("insertion_deletion", "sanity", "chunks", "answers")
+TOLERANCE = 1e-2  # changes entries by far less than the intervals
+# What an explanation is without the questions to the model, and with special tokens that keep what they have.
+ASKED: dict[str, Any] = {}
+PLAIN, KEEP = {"divisions": 0}, {"divisions": 0, "special": "keep"}
+SECANT = {"path": "secant"}  # is the default of all but nomic-embed-text-v1.5
+
+
+@dataclass(frozen=True)
+class Step:
+    """Some tests of some explanations of some models.
+
+    Attributes:
+        settings: the keyword arguments of explainers.
+        methods: baselines, by name.
+    """
+
+    models: Sequence[str]
+    tests: Sequence[str]
+    pairs: int
+    settings: Sequence[Mapping[str, Any]] = ()
+    methods: Sequence[str] = field(default=(), kw_only=True)
+    max_words: int | None = field(default=None, kw_only=True)
+
+
+PLAN = (
+    # The defaults, and what anybody can compute.
+    Step(CHEAP, BOTH, 200, [ASKED], methods=["token-cosine"]),
+    Step([NOMIC], BOTH, 60, [SECANT], methods=["token-cosine"]),
+    Step([NOMIC], ["coalitions"], 60, [ASKED]),
+    Step(CHEAP, ["alignment"], 75, [ASKED], methods=["token-cosine"], max_words=16),
+    Step(CHEAP, FURTHER, 60, [ASKED], methods=["token-cosine"]),
+    Step([NOMIC], FURTHER, 24, [SECANT], methods=["token-cosine"]),
+    # What the questions to the model are worth, what a base is, and other references.
+    Step(CHEAP, BOTH, 200, [PLAIN, {"reference": "mask"} | KEEP, {"reference": "unk"} | KEEP]),
+    Step([GRANITE], BOTH, 200, [KEEP]),
+    Step([MINILM], BOTH, 200, [{"special": "base"} | PLAIN]),
+    Step([NOMIC], BOTH, 60, [SECANT | PLAIN]),
+    Step([NOMIC], BOTH, 100, [SECANT | KEEP]),
+    Step(CHEAP, FURTHER, 60, [PLAIN]),
+    # Layers.
+    Step([MINILM], BOTH, 200, [{"layer": 3} | KEEP]),
+    Step([MINILM], BOTH, 100, [{"layer": each} | KEEP for each in (4, 5)]),
+    Step([MPNET], BOTH, 200, [{"layer": 9} | KEEP]),
+    Step([MPNET], BOTH, 100, [{"layer": each} | KEEP for each in (10, 11)]),
+    Step([MPNET], BOTH, 60, [{"layer": each} | KEEP for each in (0, 4)]),
+    Step([GRANITE], BOTH, 200, [{"layer": 3} | KEEP]),
+    Step([GRANITE], BOTH, 100, [{"layer": each} | KEEP for each in (4, 5)]),
+    Step([GRANITE], BOTH, 60, [{"layer": 3} | PLAIN]),
+    Step([NOMIC], BOTH, 100, [{"layer": 11} | SECANT | KEEP]),
+    # Paths, special tokens shared among words, and the paper's own form.
+    Step([MINILM], BOTH, 100, [{"path": "relay", "layer": each} | KEEP for each in (0, 1, 5)]),
+    Step([MINILM], BOTH, 100, [{"path": "relay-2", "layer": 0} | KEEP, {"path": "straight", "layer": 0} | KEEP]),
+    Step([MPNET], BOTH, 100, [{"path": each, "layer": 10} | KEEP for each in ("relay", "straight")]),
+    Step([MPNET], BOTH, 100, [{"path": "relay", "layer": 11} | KEEP]),
+    Step([GRANITE], BOTH, 100, [{"path": "relay", "layer": each} | KEEP for each in (0, 5)]),
+    Step([GRANITE], BOTH, 60, [{"path": "straight", "layer": each} | KEEP for each in (3, 5)]),
+    Step([GRANITE], BOTH, 60, [{"path": "relay-2", "layer": 0} | KEEP]),
+    Step([NOMIC], BOTH, 100, [{"path": "relay", "layer": each} | KEEP for each in (0, 11)]),
+    Step([MINILM], BOTH, 100, [{"path": "relay", "layer": 5, "special": "share"} | PLAIN]),
+    Step([MINILM, GRANITE], BOTH, 100, [{"layer": 4, "special": "share"} | PLAIN]),
+    Step([MINILM], BOTH, 60, methods=["unfolded"], settings=[{"layer": each} for each in (3, 5)]),
+    Step([GRANITE], BOTH, 60, methods=["unfolded"], settings=[{"layer": 5}]),
+    Step([MPNET], BOTH, 60, methods=["unfolded"], settings=[{"layer": 10}]),
+    # Other methods.
+    Step(CHEAP, BOTH, 200, methods=["random", "last-dot", "attention-rollout", "leave-one-out"]),
+    Step([NOMIC], BOTH, 60, methods=["random", "last-dot", "attention-rollout", "leave-one-out"]),
+    Step([MINILM], BOTH, 200, methods=[f"token-cosine:{layer}" for layer in range(6)]),
+    Step([GRANITE], BOTH, 200, methods=[f"token-cosine:{layer}" for layer in range(6)]),
+    Step([MPNET], BOTH, 200, methods=[f"token-cosine:{layer}" for layer in (0, 3, 6, 9, 11)]),
+    Step([NOMIC], BOTH, 60, methods=[f"token-cosine:{layer}" for layer in (0, 3, 6, 9, 11)]),
+    Step([MINILM, GRANITE], BOTH, 100, methods=["gradient-input", "shapley:4"]),
+    Step([MPNET], BOTH, 60, methods=["gradient-input", "shapley:4"]),
+    Step([NOMIC], BOTH, 60, methods=["gradient-input", "shapley:4"]),
+    Step([MINILM], ["coalitions"], 40, methods=["retrivex:5:20"]),
+    # Short pairs, where every subset can be asked.
+    Step(
+        [MINILM], ["coalitions"], 60, [PLAIN], methods=["exact-shapley", "leave-one-out", "token-cosine"], max_words=7
+    ),
+    Step([MINILM], ["coalitions"], 25, methods=["shapiq"], max_words=7),
+)
+
+
+def plans(step: Step, model: str, data: Path, models: Path) -> Iterator[evaluation.Plan]:
+    """Turn a step into what ``whymatch evaluate`` runs of one model."""
+    files = {"alignment": "mwa/mtref-dev.tsv", "chunks": "ists", "answers": "xquad/xquad-en-dev.json"}
+    place = None if model == MINILM else str(models / model)  # that one is the default
+    for test in step.tests:
+        for methods in ([*step.methods], ["whymatch"]):
+            unfolded = methods == ["unfolded"]
+            settings = step.settings if unfolded or methods == ["whymatch"] else ({},)
+            if not methods or not settings or ("unfolded" in step.methods and not unfolded):
+                continue
+            yield evaluation.Plan(
+                tests=[test],
+                data=[data / files.get(test, "stsb/stsb-en-test.csv")],
+                models=[place],
+                methods=methods,
+                settings=[{"tolerance": TOLERANCE} | dict(each) for each in settings],
+                pairs=step.pairs,
+                split="test",
+                max_words=step.max_words,
+            )
+
+
+def run(data: Path, models: Path, out: Path, names: Sequence[str], hours: float) -> None:
+    """Run the plan for some models, until the hours are over."""
+    path = HERE / "results" / "truth.json"
+    before = json.loads(path.read_text()) if path.is_file() else []
+    last = sum(each["seconds"] for each in before if each["settings"]["model"] in names) / 3600
+    print(f"the explanations of these models took {last:.1f} hours of one core when they were last made", flush=True)
+    start = time.monotonic()
+    for step in PLAN:
+        for model in names:
+            for plan in plans(step, model, data, models) if model in step.models else ():
+                if time.monotonic() - start > hours * 3600:
+                    print(f"stopped after {hours:g} hours; the same command goes on")
+                    return
+                for result in evaluation.run(plan, out / model, say=lambda line: print(line, flush=True)):
+                    print(f"{model}: {result!r}", flush=True)
 
 
 def gather(folders: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
@@ -94,8 +230,20 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="OUT")
-    gathered = gather(parser.parse_args().folders)
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run", help="judge explanations")
+    running.add_argument("--data", type=Path, required=True, help="the folder with stsb, mwa, ists and xquad")
+    running.add_argument("--models", type=Path, required=True, help="the folder with all models but the default one")
+    running.add_argument("--out", type=Path, required=True, help="the folder of results, one for each model in it")
+    running.add_argument("--model", action="append", choices=MODELS, help="only these; repeat it for several")
+    running.add_argument("--hours", type=float, default=6.0, help="begin nothing new after so many hours")
+    gathering = commands.add_parser("gather", help="add results to those that are committed")
+    gathering.add_argument("folders", nargs="+", type=Path, metavar="OUT")
+    given = parser.parse_args()
+    if given.command == "run":
+        run(given.data, given.models, given.out, given.model or MODELS, given.hours)
+        return
+    gathered = gather(given.folders)
     for name, new in gathered.items():
         path = HERE / "results" / f"{name}.json"
         results = gathered[name] = merge(json.loads(path.read_text()) if path.is_file() else [], new)
