@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ MEASURED = {
     "coalitions": "ranks the model's scores without some words (Spearman)",
     "alignment": "finds people's links between words (top-1)",
 }
+ORANGE, GREY = "#d95f02", "0.55"  # whymatch, and what it is compared with
 BASELINES = ("token cosine", "last-layer", "random", "leave one", "gradient", "attention", "Shapley", "exact", "shapiq")
 
 MINILM, MPNET, GRANITE, NOMIC = MODELS = (
@@ -48,6 +50,7 @@ TOLERANCE = 1e-2  # changes entries by far less than the intervals
 # What an explanation is without the questions to the model, and with special tokens that keep what they have.
 ASKED: dict[str, Any] = {}
 PLAIN, KEEP = {"divisions": 0}, {"divisions": 0, "special": "keep"}
+LAST_COSINE = "token-cosine:-1"
 SECANT = {"path": "secant"}  # is the default of all but nomic-embed-text-v1.5
 
 
@@ -70,12 +73,12 @@ class Step:
 
 PLAN = (
     # The defaults, and what anybody can compute.
-    Step(CHEAP, BOTH, 200, [ASKED], methods=["token-cosine"]),
+    Step(CHEAP, BOTH, 200, [ASKED], methods=["token-cosine"]),  # at every layer
     Step([NOMIC], BOTH, 60, [SECANT], methods=["token-cosine"]),
     Step([NOMIC], ["coalitions"], 60, [ASKED]),
-    Step(CHEAP, ["alignment"], 75, [ASKED], methods=["token-cosine"], max_words=16),
-    Step(CHEAP, FURTHER, 60, [ASKED], methods=["token-cosine"]),
-    Step([NOMIC], FURTHER, 24, [SECANT], methods=["token-cosine"]),
+    Step(CHEAP, ["alignment"], 75, [ASKED], methods=[LAST_COSINE], max_words=16),
+    Step(CHEAP, FURTHER, 60, [ASKED], methods=[LAST_COSINE]),
+    Step([NOMIC], FURTHER, 24, [SECANT], methods=[LAST_COSINE]),
     # What the questions to the model are worth, what a base is, and other references.
     Step(CHEAP, BOTH, 200, [PLAIN, {"reference": "mask"} | KEEP, {"reference": "unk"} | KEEP]),
     Step([GRANITE], BOTH, 200, [KEEP]),
@@ -110,18 +113,12 @@ PLAN = (
     # Other methods.
     Step(CHEAP, BOTH, 200, methods=["random", "last-dot", "attention-rollout", "leave-one-out"]),
     Step([NOMIC], BOTH, 60, methods=["random", "last-dot", "attention-rollout", "leave-one-out"]),
-    Step([MINILM], BOTH, 200, methods=[f"token-cosine:{layer}" for layer in range(6)]),
-    Step([GRANITE], BOTH, 200, methods=[f"token-cosine:{layer}" for layer in range(6)]),
-    Step([MPNET], BOTH, 200, methods=[f"token-cosine:{layer}" for layer in (0, 3, 6, 9, 11)]),
-    Step([NOMIC], BOTH, 60, methods=[f"token-cosine:{layer}" for layer in (0, 3, 6, 9, 11)]),
     Step([MINILM, GRANITE], BOTH, 100, methods=["gradient-input", "shapley:4"]),
     Step([MPNET], BOTH, 60, methods=["gradient-input", "shapley:4"]),
     Step([NOMIC], BOTH, 60, methods=["gradient-input", "shapley:4"]),
     Step([MINILM], ["coalitions"], 40, methods=["retrivex:5:20"]),
     # Short pairs, where every subset can be asked.
-    Step(
-        [MINILM], ["coalitions"], 60, [PLAIN], methods=["exact-shapley", "leave-one-out", "token-cosine"], max_words=7
-    ),
+    Step([MINILM], ["coalitions"], 60, [PLAIN], methods=["exact-shapley", "leave-one-out", LAST_COSINE], max_words=7),
     Step([MINILM], ["coalitions"], 25, methods=["shapiq"], max_words=7),
 )
 
@@ -190,32 +187,57 @@ def merge(earlier: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> l
     return [kept.pop(asked) for each in [*earlier, *new] if (asked := question(each)) in kept]
 
 
-def draw(results: Sequence[dict[str, Any]]) -> None:
-    """Draw, for each model, how well each method predicts the model, and how often it points where people point."""
-    models: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+Judged = dict[str, dict[str, dict[str, dict[str, Any]]]]  # by model, subject and test
+
+
+def judged(results: Sequence[dict[str, Any]]) -> Judged:
+    """Sort the results on held-out pairs of all lengths, of whole words that are deleted."""
+    models: Judged = {}
     for each in results:
         settings = each["settings"]
-        if settings["split"] != "test" or settings.get("removal", "delete") != "delete" or each["failure"]:
-            continue
-        if "max_words" in settings:
-            continue
-        if settings.get("units", "words") == "words" and each["test"] in MEASURED:
-            methods = models.setdefault(settings["model"], {})
-            methods.setdefault(settings["subject"], {})[each["test"]] = each["estimates"][each["headline"]]
-    if not models:
-        return
-    rows = list(map(len, models.values()))
+        usual = (settings.get("units", "words"), settings.get("removal", "delete")) == ("words", "delete")
+        held_out = settings["split"] == "test" and "max_words" not in settings
+        if usual and held_out and not each["failure"] and each["test"] in MEASURED:
+            models.setdefault(settings["model"], {}).setdefault(settings["subject"], {})[each["test"]] = each
+    return models
+
+
+def value_of(result: dict[str, Any]) -> dict[str, float]:
+    estimate: dict[str, float] = result["estimates"][result["headline"]]
+    return estimate
+
+
+def layer_of(subject: str) -> int | None:
+    """The layer of a subject that is compared by layers: of the default path without more, or of token cosine."""
+    match = re.fullmatch(r"(?:secant|token cosine) (\d+)", subject)
+    return int(match[1]) if match else None
+
+
+def draw_methods(models: Judged) -> None:
+    """Draw, for each model, how well each method predicts the model, and how often it points where people point."""
+    last = {
+        model: max((layer_of(name) or 0 for name in methods if name.startswith("token cosine")), default=0)
+        for model, methods in models.items()
+    }
+    names = {
+        model: [name for name in methods if not name.startswith("token cosine") or layer_of(name) == last[model]]
+        for model, methods in models.items()
+    }
+    rows = list(map(len, names.values()))
     figure, axes = charts.panels(2 * len(models), 4.4, 0.8 + 0.19 * sum(rows) / len(rows), across=2)
     grid = axes[0].get_gridspec()
     assert grid is not None
     grid.set_height_ratios(rows)
     for i, (model, methods) in enumerate(models.items()):
-        order = sorted(methods, key=lambda name: -methods[name].get("coalitions", {"value": -1.0})["value"])
+        order = sorted(
+            names[model],
+            key=lambda name: -value_of(methods[name]["coalitions"])["value"] if "coalitions" in methods[name] else 1.0,
+        )
         for axis, (test, meaning) in zip(axes[2 * i : 2 * i + 2], MEASURED.items(), strict=True):
             for y, name in enumerate(order):
                 if test in methods[name]:
-                    at = methods[name][test]
-                    colour = "0.55" if name.startswith(BASELINES) else "#d95f02"
+                    at = value_of(methods[name][test])
+                    colour = GREY if name.startswith(BASELINES) else ORANGE
                     axis.plot([at["low"], at["high"]], [y, y], color=colour, linewidth=1.5)
                     axis.plot(at["value"], y, "o", color=colour, markersize=4)
             axis.set_yticks(range(len(order)), order, fontsize=7)
@@ -226,6 +248,73 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
             axis.set_xlabel(meaning)
             axis.set_title(model, fontsize=9)
     charts.save(figure, DOCS / "truth.svg")
+
+
+def draw_layers(models: Judged) -> None:
+    """Draw both tests against the layer at which a secant begins, and at which token vectors are compared."""
+    figure, axes = charts.panels(2 * len(models), 2.9, 2.5, across=len(models), same="y")
+    lines = {"secant": (ORANGE, "secants from this layer"), "token cosine": (GREY, "cosine of its token vectors")}
+    meanings = {"coalitions": "predicts the model (Spearman)", "alignment": "finds people's links (top-1)"}
+    for i, (test, meaning) in enumerate(meanings.items()):
+        for axis, (model, methods) in zip(axes[i * len(models) :], models.items(), strict=False):
+            for start, (colour, label) in lines.items():
+                points = {
+                    layer: value_of(of[test])
+                    for name, of in methods.items()
+                    if name.startswith(start) and test in of and (layer := layer_of(name)) is not None
+                }
+                at = sorted(points)
+                axis.fill_between(
+                    at, [points[x]["low"] for x in at], [points[x]["high"] for x in at], color=colour, alpha=0.2, lw=0
+                )
+                axis.plot(at, [points[x]["value"] for x in at], "o-", color=colour, markersize=3, label=label)
+            axis.set_ylim(0, 1)
+            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.grid(axis="y", color="0.9")
+            axis.set_axisbelow(True)
+            axis.tick_params(labelsize=8)
+            axis.set_xlabel("layer", fontsize=8)
+            if i == 0:
+                axis.set_title(model, fontsize=9)
+        axes[i * len(models)].set_ylabel(meaning.replace(" (", "\n("), fontsize=8)
+    axes[0].legend(fontsize=7, frameon=False, loc="lower left")
+    charts.save(figure, DOCS / "truth-layers.svg")
+
+
+def draw_negation(results: Sequence[dict[str, Any]]) -> None:
+    """Draw how often the word that was changed is the one that lacks most, for each kind of change."""
+    kinds = {"negation": "a negation", "antonym": "an antonym", "same": "another word for the same"}
+    models: dict[str, list[dict[str, Any]]] = {}
+    for each in results:
+        models.setdefault(each["settings"]["model"], []).append(each)
+    most = max(map(len, models.values()))
+    figure, axes = charts.panels(len(models), 3.4, 1.2 + 0.45 * most, across=2, same="x")
+    for axis, (model, methods) in zip(axes, models.items(), strict=True):
+        for y, each in enumerate(methods):
+            baseline = each["settings"]["subject"].startswith(BASELINES)
+            for (kind, label), shift, mark in zip(kinds.items(), (-0.22, 0, 0.22), "osD", strict=True):
+                at = each["estimates"][f"seen_{kind}"]
+                colour = GREY if baseline else ORANGE
+                axis.plot([at["low"], at["high"]], [y + shift] * 2, color=colour, linewidth=1.2)
+                axis.plot(
+                    at["value"],
+                    y + shift,
+                    mark,
+                    color=colour,
+                    markersize=4,
+                    markerfacecolor="white" if kind == "same" else colour,
+                    label=label if y == 0 else None,
+                )
+        axis.set_yticks(range(len(methods)), [each["settings"]["subject"] for each in methods], fontsize=7)
+        axis.set_ylim(len(methods) - 0.5, -0.5)
+        axis.set_xlim(-0.03, 1.03)
+        axis.grid(axis="x", color="0.9")
+        axis.set_axisbelow(True)
+        axis.tick_params(labelsize=7)
+        axis.set_title(model, fontsize=9)
+        axis.set_xlabel("pairs in which the changed word lacks most", fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, frameon=False, ncols=3, loc="outside upper center")
+    charts.save(figure, DOCS / "truth-negation.svg")
 
 
 def main() -> None:
@@ -250,7 +339,11 @@ def main() -> None:
         if new:
             path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             print(f"written: {path.name}, {len(results)} results")
-    draw(gathered["truth"])
+    if models := judged(gathered["truth"]):
+        draw_methods(models)
+        draw_layers(models)
+    if gathered["negation"]:
+        draw_negation(gathered["negation"])
 
 
 if __name__ == "__main__":

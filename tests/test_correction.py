@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from whymatch import Explainer, Explanation, correction
-from whymatch.correction import FREE, PARTS, STIFFNESS, _ask, _correction, directions, solve
+from whymatch.correction import OF_TEMPLATE, OF_WORDS, PARTS, _ask, _correction, directions, solve
 from whymatch.reading.inputs import Correction, Request
 from whymatch.words import word_spans
 
@@ -52,7 +52,7 @@ def test_it_is_the_smallest_change_that_brings_the_parts_near(both):
     missing = vectors - asked @ np.vstack([words, template])
     count = len(words)
     lengths = np.linalg.norm(words @ directions(words.shape[1]).T, axis=1)
-    penalty = np.diag([*(STIFFNESS * count * lengths.mean() / lengths), 1 / FREE])
+    penalty = np.diag([*(count / OF_WORDS * lengths.mean() / lengths), 1 / OF_TEMPLATE])
     ones = np.ones((count + 1, 1))
     system = np.block([[asked.T @ asked + penalty, ones], [ones.T, np.zeros((1, 1))]])
     change = np.linalg.solve(system, np.vstack([asked.T @ missing, np.zeros((1, rows.shape[1]))]))[:-1]

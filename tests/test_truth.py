@@ -549,7 +549,8 @@ def test_advice_names_flags(load):
         "secant",
     }
     assert advice.flags == " ".join(f"--{name} {value}" for name, value in advice.settings.items())
-    assert str(advice).endswith(f"use: {advice.flags or 'the defaults'}")
+    assert str(advice).endswith(f"use: {advice.flags or 'the defaults'}\nin Python: {advice.call}")
+    assert eval(advice.call, {"Explainer": lambda model, **settings: (model, settings)}) == ("tiny", advice.settings)
     assert len(said) == len(advice.results) + len(advice.skipped)
     with pytest.raises(ValueError, match="advice needs a few pairs of texts, and 1 were given"):
         advise(load("bert"), PAIRS[:1])
@@ -650,6 +651,7 @@ def test_evaluate_quick_prints_flags(whymatch, tmp_path):
     printed, _ = whymatch("evaluate", "--quick", "--data", str(tmp_path / "mine.csv"))
     assert "token cosine 3: " in printed
     assert "\nuse: " in printed
+    assert "\nin Python: Explainer(" in printed
 
 
 def test_a_negation_is_seen_by_what_is_missing(tmp_path):

@@ -3,8 +3,9 @@
 A text's words are divided at random into four parts, a few times, and the model embeds each part by itself. What the
 words of a part add to the whole text's embedding, with what the template adds, should be near to that: where it is not,
 contributions are moved. They are moved as little as possible, as a ridge regression does, and their sum stays what it
-is: what words lose others gain, or the template, which is there whatever the words are and may gain or lose freely. A
-word that contributes much is moved more easily: of a word that adds next to nothing, little can be wrong.
+is: what words lose others gain, or the template, which is there whatever the words are and is moved half as easily as
+all words together. A word that contributes much is moved more easily: of a word that adds next to nothing, little can
+be wrong.
 
 With P the contributions, X which of them a part keeps, and E what the model makes of the parts, the corrected
 contributions are P + G (E − X P). Of P, G depends on the lengths of its rows alone, and products of P with a few
@@ -30,10 +31,11 @@ from whymatch.reading.sides import TEMPLATE
 from whymatch.words import Span, find_spans, group_spans, keep_units, merge_spans
 
 PARTS = 4  # smaller parts cost less, and tell more of single words
-# How strongly a word of usual length keeps what it has, against an error of a part's embedding: the more words there
-# are, the less is known of each. Both were chosen on dev pairs (docs/method.md).
-STIFFNESS = 0.5
-FREE = 100.0
+# How far contributions may move, as variances, where the error of a part's embedding has 1: those of all words
+# together, because the more words there are, the less is known of each; and the template's. Chosen on dev pairs
+# (docs/method.md).
+OF_WORDS = 2.0
+OF_TEMPLATE = 1.0
 DIRECTIONS = 8  # that tell lengths of contributions: as many cotangents more, where those are known by products alone
 
 
@@ -147,10 +149,10 @@ def solve(correction: Correction, along: Floats) -> tuple[Floats, Floats]:
     spread = [*(belongs / belongs.sum(1, keepdims=True))]
     lengths = np.linalg.norm(belongs @ along, axis=1)
     weights = lengths / lengths.mean() if lengths.any() else np.ones(len(belongs))
-    variance = weights / (STIFFNESS * len(belongs))
+    variance = OF_WORDS * weights / len(belongs)
     if correction.receives.any():
         spread.append(correction.receives)
-        variance = np.append(variance, FREE)
+        variance = np.append(variance, OF_TEMPLATE)
         asked = np.hstack([asked, np.ones((len(asked), 1))])
     # Of changes that are free to take any value, those that keep the sum.
     covariance = np.diag(variance) - np.outer(variance, variance) / variance.sum()

@@ -154,7 +154,7 @@ def _advise(
     seed: int,
 ) -> None:
     from whymatch.encoders.loading import load
-    from whymatch.truth.advice import NOTE, PAIRS, advise
+    from whymatch.truth.advice import PAIRS, advise
     from whymatch.truth.data import read_pairs, sample
 
     for place in data:
@@ -165,7 +165,7 @@ def _advise(
         loaded, full_name = load(name, None)
         echo(f"{full_name}, {len(pairs)} pairs: how well sums of entries predict scores when words are missing")
         advice = advise(loaded, pairs, name=full_name, seed=seed, say=echo, progress=True)
-        echo(f"\n{advice.trust}\n{NOTE}\nuse: {advice.flags or 'the defaults'}")
+        echo(f"\n{advice.verdict}")
 
 
 def _names(text: str | None) -> list[Any]:

@@ -47,6 +47,17 @@ class Advice:
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items())
 
     @property
+    def call(self) -> str:
+        """The settings as a call from Python."""
+        given = [repr(self.result.settings["model"]), *(f"{name}={value!r}" for name, value in self.settings.items())]
+        return f"Explainer({', '.join(given)})"
+
+    @property
+    def verdict(self) -> str:
+        """How far to believe entries, and what to use, to copy."""
+        return f"{self.trust}\n{NOTE}\nuse: {self.flags or 'the defaults'}\nin Python: {self.call}"
+
+    @property
     def baseline(self) -> float:
         """The value of the cosine of token vectors, which anybody could compute."""
         return next(each.value for each in self.results if str(each.settings["subject"]).startswith("token cosine"))
@@ -71,7 +82,7 @@ class Advice:
             for each in sorted(self.results, key=lambda each: -each.value)
         ]
         lines += [f"{name}: left out: {reason}" for name, reason in self.skipped.items()]
-        return "\n".join([*lines, self.trust, NOTE, f"use: {self.flags or 'the defaults'}"])
+        return "\n".join([*lines, self.verdict])
 
 
 def candidates(layers: int) -> list[dict[str, Any]]:
