@@ -269,7 +269,7 @@ def draw_layers(models: Judged) -> None:
                 )
                 axis.plot(at, [points[x]["value"] for x in at], "o-", color=colour, markersize=3, label=label)
             axis.set_ylim(0, 1)
-            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.locator_params(axis="x", integer=True)
             axis.grid(axis="y", color="0.9")
             axis.set_axisbelow(True)
             axis.tick_params(labelsize=8)
