@@ -59,6 +59,13 @@ def test_the_longer_side_is_projected(query, document, projected):
     assert plan(sources, [("query", "document")]).projected == projected
 
 
+@pytest.mark.parametrize(("document", "extra", "projected"), [(14, 0, True), (14, 8, False), (15, 8, True)])
+def test_cotangents_that_a_projection_takes_beside_the_others_are_counted(document, extra, projected):
+    sources = {"query": source(6), "document": source(document)}
+    planned = plan(sources, [("query", "document")], reverse_cost=1.0, extra=extra)
+    assert planned.projected == ({0: "document"} if projected else {})
+
+
 def test_an_input_in_several_pairs_is_decomposed():
     sources = {"query": source(6), "document": source(100), "other": source(8)}
     pairs = [("query", "document"), ("other", "document")]

@@ -60,7 +60,7 @@ class _Question:
 
 
 def with_corrections(encoder: Encoder, sources: list[TokenSource], divisions: int) -> list[TokenSource]:
-    """Ask the model about parts of texts, and keep with each text how its contributions are corrected."""
+    """Ask the model about parts of texts, and keep with each text what it makes of them."""
     questions = [_ask(source, divisions).without(encoder.opens) for source in sources]
     by_options: dict[EncodeOptions, dict[str, Floats]] = {}
     for source, question in zip(sources, questions, strict=True):
@@ -119,8 +119,7 @@ def _units(source: TokenSource) -> tuple[list[Span], list[list[int]]]:
 
 def _correction(source: TokenSource, question: _Question, answers: Floats) -> Correction:
     template = np.array([kind in TEMPLATE for kind in source.side.kinds], bool)
-    pooled = source.shares if source.shares.ndim == 1 else source.shares.mean(1)
-    receives = np.where(template, pooled, 0.0)
+    receives = np.where(template, source.shares, 0.0)
     return Correction(question.belongs, question.kept, answers, receives / (receives.sum() or 1.0))
 
 
@@ -132,10 +131,12 @@ def directions(dim: int) -> Floats:
     tell them well enough, and are taken where contributions are known as well, so that both are corrected alike.
     """
     drawn = np.random.default_rng(0).normal(size=(DIRECTIONS, dim))
-    return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+    drawn.flags.writeable = False  # they are kept
+    return drawn
 
 
-def solve(correction: Correction, along: Floats) -> tuple[Floats, Floats]:
+def find_moves(correction: Correction, along: Floats) -> tuple[Floats, Floats]:
     """Find how contributions are moved: to ``keep @ P + add``.
 
     Args:

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whymatch import progress
-from whymatch.correction import directions, solve, with_corrections
+from whymatch.correction import directions, find_moves, with_corrections
 from whymatch.encoders.cut import Cut
 from whymatch.encoders.encoder import Encoder
 from whymatch.paths.integrate import Integral, Integrated, to_numpy
@@ -340,7 +340,7 @@ def correct(decomposition: Decomposition, source: Source) -> Decomposition:
     if source.correction is None:
         return decomposition
     rows = decomposition.contributions
-    keep, add = solve(source.correction, rows @ directions(rows.shape[1]).T)
+    keep, add = find_moves(source.correction, rows @ directions(rows.shape[1]).T)
     return replace(
         decomposition,
         side=replace(decomposition.side, errors=np.abs(keep) @ decomposition.side.errors),
@@ -372,21 +372,17 @@ def project(integral: Integral, sources: Sequence[Source], other: Decomposition)
     """Find the products of the contributions of each input of a batch with another input's, without decomposing them.
 
     Lᵀ of the other's rows, times Δ, needs one reverse pass for each of those rows: a long text that meets a short one
-    costs like the short one.
+    costs like the short one. Where contributions are corrected, a few more tell their lengths.
     """
-    rows = other.contributions
-    if np.any(other.reference != 0):
-        rows = np.vstack([rows, other.reference[None]])
-    count = len(rows)
+    has_reference = bool(np.any(other.reference != 0))
+    rows = np.vstack([other.contributions, other.reference[None]]) if has_reference else other.contributions
+    cotangents, beside = torch.as_tensor(rows).to(integral.end), None  # (cotangents, dim)
     if any(source.correction is not None for source in sources):
-        # These are not what nodes are chosen for: beside the other rows they are short.
-        length = 1e-3 * np.linalg.norm(rows, axis=1).max(initial=1e-30)
-        rows = np.vstack([rows, length * directions(rows.shape[1])])
-    cotangents = torch.as_tensor(rows).to(integral.end)  # (cotangents, dim)
+        beside = torch.tensor(directions(rows.shape[1])).to(integral.end)
     moves = [len(own) > 0 for own in integral.paths.moving]
-    pulled = integral.pull_along(cotangents) if any(moves) else None
+    pulled = integral.pull_along(cotangents, beside) if any(moves) else None
     return [
-        _project(integral, pulled if moves[i] else None, i, source, cotangents, count, other)
+        _project(integral, pulled if moves[i] else None, i, source, cotangents, beside, other)
         for i, source in enumerate(sources)
     ]
 
@@ -397,12 +393,13 @@ def _project(
     i: int,
     source: Source,
     cotangents: Tensor,
-    count: int,
+    beside: Tensor | None,
     other: Decomposition,
 ) -> Projection:
-    """Make a projection of the products with all cotangents, the first ``count`` of which are the other's rows."""
-    settings, parts, has_reference = other.settings, len(source.side), count > len(other.contributions)
-    products, errors, nodes = cotangents.new_zeros(len(cotangents), parts), np.zeros(parts), 0
+    """Make a projection of the products with the other's rows, and with the directions ``beside`` them, if any."""
+    settings, parts, count = other.settings, len(source.side), len(cotangents)
+    every = cotangents if beside is None else torch.cat([cotangents, beside])
+    products, errors, nodes = every.new_zeros(len(every), parts), np.zeros(parts), 0
     if integrated is not None:
         products, errors = integrated.values[i][:, :parts], integrated.errors[i][:parts]
         nodes = integrated.nodes[i]
@@ -410,22 +407,23 @@ def _project(
     if source.handed is not None:
         handed = torch.as_tensor(source.handed).to(products)
         given = (products[:count] * (1 - handed.diagonal())).sum()
-        moved = float(given.abs() / (cotangents[:count].sum(0).norm() * integral.end[i].norm()).clamp_min(1e-30))
+        moved = float(given.abs() / (cotangents.sum(0).norm() * integral.end[i].norm()).clamp_min(1e-30))
         products, errors = products @ handed.T, np.abs(source.handed) @ errors
     reference = integral.start[i]
     if settings.fold_reference:  # 5. Fold.
         shares = torch.as_tensor(source.shares).to(products)
-        products, reference = products + (cotangents @ reference)[:, None] * shares, torch.zeros_like(reference)
+        products, reference = products + (every @ reference)[:, None] * shares, torch.zeros_like(reference)
         if (base := base_of(source.side, source.shares, settings)) is not None:
             embedding = torch.as_tensor(source.embedding).to(products)
-            products = products + (cotangents @ embedding)[:, None] * torch.as_tensor(base).to(products)
-    along, products, cotangents = products[count:], products[:count], cotangents[:count]
+            products = products + (every @ embedding)[:, None] * torch.as_tensor(base).to(products)
+    along, products = products[count:], products[:count]
     if source.correction is not None:
-        keep, add = solve(source.correction, np.asarray(to_numpy(along.T), np.float64))
+        keep, add = find_moves(source.correction, np.asarray(to_numpy(along.T), np.float64))
         products = products @ torch.as_tensor(keep).to(products).T + cotangents @ torch.as_tensor(add).to(products).T
         errors = np.abs(keep) @ errors
     unit = cotangents.norm(dim=1).clamp_min(torch.finfo(cotangents.dtype).tiny) * integral.end[i].norm()
     sizes = (products / unit[:, None]).abs().amax(0)  # as far as the other input can tell
+    has_reference = count > len(other.contributions)
     matrix, effects = (products[:-1], products[-1]) if has_reference else (products, torch.zeros_like(products[0]))
     return Projection(
         side=replace(

@@ -218,13 +218,20 @@ class Integral:
         pulled = self._apply(lambda linear: linear.pull(identity), lambda each: each.norm(dim=1))
         return replace(pulled, values=pulled.values.mT)
 
-    def pull_along(self, cotangents: Tensor) -> Integrated:
-        """Find what each group of each input contributes along each cotangent (cotangents, embedding)."""
+    def pull_along(self, cotangents: Tensor, beside: Tensor | None = None) -> Integrated:
+        """Find what each group of each input contributes along each cotangent (cotangents, embedding).
+
+        Args:
+            beside: further cotangents, whose products are the last; they decide neither nodes nor what errors are said
+                to be.
+        """
         lengths = cotangents.norm(dim=1).clamp_min(torch.finfo(cotangents.dtype).tiny)
         whole = torch.maximum(cotangents.sum(0).norm(), lengths.max())  # they may cancel
-        every = cotangents.expand(len(self.paths), -1, -1)
+        pulled = cotangents if beside is None else torch.cat([cotangents, beside])
+        every = pulled.expand(len(self.paths), -1, -1)
 
         def merge(each: Tensor) -> Tensor:
+            each = each[:, : len(cotangents)]
             # What all totals together miss is what the score misses; a part has an error relative to its cotangent.
             if each.ndim == 2 and self._settings.path != "secant":
                 merged: Tensor = (each / whole).abs().sum(1)

@@ -168,7 +168,7 @@ class Source:
         embedding: what the model's own ``encode`` returns.
         vectors: which vectors take part in a score, where the embedding is several vectors in a row.
         handed: the fraction of a part (column) that each part (row) receives; None if each keeps its own.
-        correction: what the model makes of parts of the text changes of the contributions; None if it was not asked.
+        correction: what the model makes of parts of the text; None where it was not asked.
     """
 
     side: Side
