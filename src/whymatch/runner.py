@@ -159,7 +159,7 @@ class Runner:
         return [decompositions[request.key] for request in requests]
 
     def project(self, whole: Decomposition, requests: Iterable[Request]) -> Iterator[Derived]:
-        """Find the products of inputs' contributions with a query that is a single part: one pull-back for each.
+        """Find the products of inputs' contributions with a query that is a single part: one pull-back for each input.
 
         Where nothing is differentiated, inputs are decomposed.
         """

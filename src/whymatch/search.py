@@ -150,7 +150,9 @@ class SearchMixin:
         prompt_name: Both[str | None] = None,
         prompt: Both[str | None] = None,
     ) -> Highlights:
-        """Return what each word of a document adds to its score with a query: one pull-back, and no matrix.
+        """Return what each word of a document adds to its score with a query: one cotangent, and no matrix.
+
+        With divisions, eight more tell the lengths of contributions (:mod:`whymatch.correction`).
 
         The numbers are those of :meth:`Explanation.highlights`, up to the tolerance.
 
