@@ -550,7 +550,10 @@ def test_advice_names_flags(load):
     }
     assert advice.flags == " ".join(f"--{name} {value}" for name, value in advice.settings.items())
     assert str(advice).endswith(f"use: {advice.flags or 'the defaults'}\nin Python: {advice.call}")
-    assert eval(advice.call, {"Explainer": lambda model, **settings: (model, settings)}) == ("tiny", advice.settings)
+    assert eval(advice.call, {"Explainer": lambda model, **settings: (model, settings)}) == (
+        advice.result.settings["model"],
+        advice.settings,
+    )
     assert len(said) == len(advice.results) + len(advice.skipped)
     with pytest.raises(ValueError, match="advice needs a few pairs of texts, and 1 were given"):
         advise(load("bert"), PAIRS[:1])

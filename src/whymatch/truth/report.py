@@ -64,7 +64,7 @@ class Section:
     failures: Sequence[tuple[str, str]]
     measures: Sequence[str]
     table: Sequence[tuple[str, Sequence[str]]]
-    zero: float
+    marks: Sequence[tuple[str, float]]
     height: float
 
 
@@ -123,7 +123,7 @@ def _section(test: str, model: str, data: str, results: Sequence[Result]) -> Sec
         [(str(each.settings.get("subject", "")), each.failure or "") for each in results if each.failure],
         measures,
         table,
-        place(0.0),
+        [(mark, place(float(mark))) for mark in ("0", "0.5", "1")],
         LINE * len(lines),
     )
 
