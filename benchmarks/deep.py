@@ -38,7 +38,11 @@ RESULTS = Path(__file__).parent / "results/deep.json"
 # they are not too dear.
 ANY = max(TURNS)
 Ways = dict[str, tuple[dict[str, Any], int]]
-ALWAYS: Ways = {"fine": ({}, ANY), "fast": ({"detail": "fast"}, ANY)}
+ALWAYS: Ways = {
+    "fine": ({}, ANY),
+    "fine, no divisions": ({"divisions": 0}, ANY),
+    "fast": ({"detail": "fast"}, ANY),
+}
 SHALLOW: Ways = ALWAYS | {
     "straight 0": ({"path": "straight", "layer": 0}, 32),
     "relay 0": ({"path": "relay", "layer": 0}, ANY),
