@@ -292,6 +292,11 @@ def index() -> str:
     return "\n".join(lines)
 
 
+OTHER_WAYS = {
+    ("tokens", "delete"): "tokens deleted",
+    ("words", "mask"): "words masked",
+    ("words", "pad"): "words padded over",
+}
 # Tests that were also run on short texts alone: why, and what is shown of them.
 SHORT: dict[str, tuple[str, dict[str, str | None]]] = {
     "coalitions": ("where every subset can be asked", {"coalitions": None, "by cosine": "spearman_by_cosine"}),
@@ -302,13 +307,16 @@ SHORT: dict[str, tuple[str, dict[str, str | None]]] = {
 def truth() -> str:
     """What predicts the model, and what points where people point; then the further tests, for some methods."""
     models: dict[str, dict[str, dict[tuple[str, str], dict[str, Any]]]] = {}
-    short = []
+    short: list[dict[str, Any]] = []
+    other: dict[tuple[str, str], dict[tuple[str, str], dict[str, Any]]] = {}
     for each in json.loads((HERE / "results/truth.json").read_text()):
         settings = each["settings"]
-        usual = (settings.get("units", "words"), settings.get("removal", "delete")) == ("words", "delete")
-        if settings["split"] != "test" or not usual or each["failure"]:
+        if settings["split"] != "test" or each["failure"]:
             continue
-        if "max_words" in settings:
+        way = settings.get("units", "words"), settings.get("removal", "delete")
+        if way in OTHER_WAYS:
+            other.setdefault((settings["model"], settings["subject"]), {})[way] = each
+        elif "max_words" in settings:
             short.append(each)
         else:
             methods = models.setdefault(settings["model"], {})
@@ -336,6 +344,17 @@ def truth() -> str:
             cells = [each["settings"]["model"], each["settings"]["subject"]]
             cells += [_cell(each, name) for name in columns.values()]
             lines.append("| " + " | ".join([*cells, str(each["counts"]["pairs"])]) + " |")
+        lines.append("")
+    if other:
+        lines += ["Coalitions that are made in other ways", ""]
+        lines += [
+            f"| model | method | {' | '.join(OTHER_WAYS.values())} | pairs |",
+            "|" + "---|" * (3 + len(OTHER_WAYS)),
+        ]
+        for (model, subject), of in sorted(other.items()):
+            pairs = dict.fromkeys(str(each["counts"]["pairs"]) for each in of.values())
+            cells = [model, subject, *(_cell(of.get(way)) for way in OTHER_WAYS), ", ".join(pairs)]
+            lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     lines += ["| model | method | test | value | by itself | pairs |", "|" + "---|" * 6]
     for model, methods in models.items():

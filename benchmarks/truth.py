@@ -21,6 +21,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ MINILM, MPNET, GRANITE, NOMIC = MODELS = (
 CHEAP = (MINILM, MPNET, GRANITE)  # nomic-embed-text-v1.5 is six times as dear as all-MiniLM-L6-v2
 BOTH = ("coalitions", "alignment")
 FURTHER = ("insertion_deletion", "sanity", "chunks", "answers")
+OTHER_WAYS = (("tokens", "delete"), ("words", "mask"), ("words", "pad"))
 TOLERANCE = 1e-2  # changes entries by far less than the intervals
 # What an explanation is without the questions to the model, and with special tokens that keep what they have.
 ASKED: dict[str, Any] = {}
@@ -61,6 +63,8 @@ class Step:
     Attributes:
         settings: the keyword arguments of explainers.
         methods: baselines, by name.
+        max_words: of both texts.
+        ways: how coalitions remove what: units and removal.
     """
 
     models: Sequence[str]
@@ -69,6 +73,7 @@ class Step:
     settings: Sequence[Mapping[str, Any]] = ()
     methods: Sequence[str] = field(default=(), kw_only=True)
     max_words: int | None = field(default=None, kw_only=True)
+    ways: Sequence[tuple[str, str]] = field(default=(("words", "delete"),), kw_only=True)
 
 
 PLAN = (
@@ -86,6 +91,8 @@ PLAN = (
     Step([NOMIC], BOTH, 60, [SECANT | PLAIN]),
     Step([NOMIC], BOTH, 100, [SECANT | KEEP]),
     Step(CHEAP, FURTHER, 60, [PLAIN]),
+    # Coalitions that are made in other ways than the questions to the model.
+    Step(CHEAP, ["coalitions"], 100, [ASKED, PLAIN], methods=[LAST_COSINE, "leave-one-out"], ways=OTHER_WAYS),
     # Layers.
     Step([MINILM], BOTH, 200, [{"layer": 3} | KEEP]),
     Step([MINILM], BOTH, 100, [{"layer": each} | KEEP for each in (4, 5)]),
@@ -127,7 +134,7 @@ def plans(step: Step, model: str, data: Path, models: Path) -> Iterator[evaluati
     """Turn a step into what ``whymatch evaluate`` runs of one model."""
     files = {"alignment": "mwa/mtref-dev.tsv", "chunks": "ists", "answers": "xquad/xquad-en-dev.json"}
     place = None if model == MINILM else str(models / model)  # that one is the default
-    for test in step.tests:
+    for test, (units, removal) in product(step.tests, step.ways):
         for methods in ([*step.methods], ["whymatch"]):
             unfolded = methods == ["unfolded"]
             settings = step.settings if unfolded or methods == ["whymatch"] else ({},)
@@ -139,6 +146,8 @@ def plans(step: Step, model: str, data: Path, models: Path) -> Iterator[evaluati
                 models=[place],
                 methods=methods,
                 settings=[{"tolerance": TOLERANCE} | dict(each) for each in settings],
+                units=[units],
+                removals=[removal],
                 pairs=step.pairs,
                 split="test",
                 max_words=step.max_words,
