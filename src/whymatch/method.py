@@ -144,6 +144,10 @@ class Method:
         texts = [source.input.text for source in sources]
         lifts = [cut.lift(start) for start in starts]
         integral = Integral(paths, tails, self.settings, texts, cut.normalizes, cut.truncate_dim, lifts)
+        if shifted_by is not None:
+            # An empty text is its own reference, whose embedding is zero: what is left of it is rounding.
+            still = [len(own) == 0 for own in integral.paths.moving]
+            integral.start[still] = integral.end[still] = 0
         self._check_end(integral, sources)
         return integral
 
