@@ -550,10 +550,7 @@ def test_advice_names_flags(load):
     }
     assert advice.flags == " ".join(f"--{name} {value}" for name, value in advice.settings.items())
     assert str(advice).endswith(f"use: {advice.flags or 'the defaults'}\nin Python: {advice.call}")
-    assert eval(advice.call, {"Explainer": lambda model, **settings: (model, settings)}) == (
-        advice.result.settings["model"],
-        advice.settings,
-    )
+    assert eval(advice.call, {"Explainer": lambda model, **settings: (model, settings)}) == ("tiny", advice.settings)
     assert len(said) == len(advice.results) + len(advice.skipped)
     with pytest.raises(ValueError, match="advice needs a few pairs of texts, and 1 were given"):
         advise(load("bert"), PAIRS[:1])
@@ -605,6 +602,18 @@ def test_evaluate(whymatch, tmp_path):
     assert "to do" not in printed  # everything is known
 
 
+def test_evaluate_runs_what_the_files_allow(whymatch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text("text_a,text_b\nbad coffee,The coffee is bad\na dog runs,a man runs\n")
+    printed, _ = whymatch("evaluate", "--data", "mine.csv", "--method", "token-cosine:-1", "--pairs", "2")
+    assert {Result.load(path).test for path in Path("truth").glob("*.json")} == {
+        "coalitions",
+        "insertion_deletion",
+        "sanity",
+    }
+    assert f"written: {Path('truth') / 'report.html'}" in printed
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -613,7 +622,8 @@ def test_evaluate(whymatch, tmp_path):
         (["alignment", "--data", "x.csv", "--out", "out"], "reads word links (MultiMWA's .tsv), and --data names no"),
         (["coalitions", "--data", ".", "--out", "out"], "'.' is a folder: say which of its files, --split dev or test"),
         (["coalitions", "--data", "x.csv", "--out", "out", "--layer", "x"], "--layer 'x' is not a list of numbers"),
-        (["coalitions", "--data", "x.csv"], "say which tests to run, or all, and --out DIR"),
+        (["all", "--data", "x.csv"], "the test 'alignment' reads word links (MultiMWA's .tsv), and --data names no"),
+        (["--data", "empty", "--split", "dev"], "there is nothing that a test can read in 'empty'; give pairs of"),
         (["coalitions", "--data", "x.csv", "--out", "out", "--method", "magic"], "there is no baseline 'magic'"),
         (["coalitions", "--data", "x.txt", "--out", "out"], "'x.txt' is not a file that a test can read"),
         (["coalitions", "--data", "x.csv", "--out", "out", "--max-words", "1"], "no pair whose texts have 1 words"),
@@ -645,6 +655,7 @@ def test_evaluate_refuses(whymatch, tmp_path, monkeypatch, args, message):
     Path("x.txt").write_text("bad coffee\n")
     Path("x.json").write_text("{}")
     Path("y.csv").write_text("text_a,text_b\ncoffee,coffee\n")
+    Path("empty").mkdir()
     _, err = whymatch("evaluate", *args, code=2)
     assert message in err
 

@@ -20,7 +20,9 @@ def evaluate(
     tests: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TEST…|all", help="coalitions, insertion_deletion, alignment, chunks, answers, sanity, or all."
+            metavar="TEST…|all",
+            help="coalitions, insertion_deletion, alignment, chunks, answers, sanity, or all.",
+            show_default="those that read one of the files",
         ),
     ] = None,
     *,
@@ -33,8 +35,8 @@ def evaluate(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder of results. What it holds is not run again.")
-    ] = None,
+        Path, typer.Option(metavar="DIR", help="The folder of results. What it holds is not run again.")
+    ] = Path("truth"),
     quick: Annotated[
         bool, typer.Option("--quick", help="Try a few settings on a few pairs, and say which to use.")
     ] = False,
@@ -102,8 +104,6 @@ def evaluate(
             raise ValueError(f"--quick chooses its tests and settings itself, and writes no file: leave out {flags}")
         _advise(model or [None], data, names_of(columns), pairs if "pairs" in given else None, seed)
         return
-    if out is None or not tests:
-        raise ValueError("say which tests to run, or all, and --out DIR; --quick needs neither")
 
     options: dict[str, list[Any]] = {
         "layer": _numbers(layer),
@@ -119,7 +119,7 @@ def evaluate(
     if not fold:
         settings = [each | {"fold_reference": False} for each in settings]
     plan = evaluation.Plan(
-        tests=tests,
+        tests=tests or [],
         data=data,
         models=model or [None],
         methods=names_of(method) or [],

@@ -30,12 +30,14 @@ class Advice:
     """What to use, and how far to trust it.
 
     Attributes:
+        model: what the model is called.
         settings: keyword arguments of :class:`whymatch.Explainer`.
         result: how well an explainer with these settings predicts what the model says when words are missing.
         results: the same of every setting that was tried, and of simple baselines.
         skipped: the settings that were left out, each with the reason.
     """
 
+    model: str
     settings: Mapping[str, Any]
     result: Result
     results: Sequence[Result]
@@ -49,7 +51,7 @@ class Advice:
     @property
     def call(self) -> str:
         """The settings as a call from Python."""
-        given = [repr(self.result.settings["model"]), *(f"{name}={value!r}" for name, value in self.settings.items())]
+        given = [repr(self.model), *(f"{name}={value!r}" for name, value in self.settings.items())]
         return f"Explainer({', '.join(given)})"
 
     @property
@@ -143,7 +145,7 @@ def advise(
         raise ArithmeticError(f"no setting could be tried: {'; '.join(f'{k}: {v}' for k, v in skipped.items())}")
     best = max(results[i].value for i in tried)
     chosen = min((i for i in tried if results[i].value >= best - MARGIN), key=lambda i: results[i].seconds)
-    return Advice(tried[chosen], results[chosen], results, skipped)
+    return Advice(asked.name, tried[chosen], results[chosen], results, skipped)
 
 
 def _subjects(model: SentenceTransformer, asked: Model) -> Iterator[tuple[Mapping[str, Any] | None, Any]]:

@@ -62,7 +62,7 @@ class Plan:
     """What is to be evaluated.
 
     Attributes:
-        tests: names of tests, or ``["all"]``.
+        tests: names of tests, or ``["all"]``; empty for every test that reads one of the files.
         data: files, or folders of them.
         models: hub ids or folders; None is the default model.
         methods: ``"whymatch"``, and baselines by name.
@@ -100,6 +100,7 @@ class Plan:
 def run(plan: Plan, out: Path, say: Callable[[str], None] = lambda _: None, progress: bool = False) -> Iterator[Result]:
     """Run an evaluation; what the folder already holds of it is not run again."""
     files = find_files(plan)
+    plan = replace(plan, tests=plan.tests or [name for name, kind in READS.items() if files[kind]])
     for name in plan.models:
         model, full_name = load(name, None)
         yield from run_jobs(make_jobs(plan, files, model, full_name, out), out, say, progress)
@@ -123,6 +124,9 @@ def find_files(plan: Plan) -> dict[str, list[Path]]:
     for name in plan.names:
         if not files[READS[name]]:
             raise ValueError(f"the test {name!r} reads {WANTED[READS[name]]}, and --data names no such file")
+    if not any(files.values()):
+        places = ", ".join(repr(str(place)) for place in plan.data)
+        raise ValueError(f"there is nothing that a test can read in {places}; give {'; '.join(WANTED.values())}")
     return files
 
 
