@@ -36,7 +36,18 @@ MEASURED = {
     "alignment": "finds people's links between words (top-1)",
 }
 ORANGE, GREY = "#d95f02", "0.55"  # whymatch, and what it is compared with
-BASELINES = ("token cosine", "last-layer", "random", "leave one", "gradient", "attention", "Shapley", "exact", "shapiq")
+BASELINES = (
+    "token cosine",
+    "last-layer",
+    "random",
+    "word count",
+    "leave one",
+    "gradient",
+    "attention",
+    "Shapley",
+    "exact",
+    "shapiq",
+)
 
 MINILM, MPNET, GRANITE, NOMIC = MODELS = (
     "all-MiniLM-L6-v2",
@@ -118,8 +129,8 @@ PLAN = (
     Step([GRANITE], BOTH, 60, methods=["unfolded"], settings=[{"layer": 5}]),
     Step([MPNET], BOTH, 60, methods=["unfolded"], settings=[{"layer": 10}]),
     # Other methods.
-    Step(CHEAP, BOTH, 200, methods=["random", "last-dot", "attention-rollout", "leave-one-out"]),
-    Step([NOMIC], BOTH, 60, methods=["random", "last-dot", "attention-rollout", "leave-one-out"]),
+    Step(CHEAP, BOTH, 200, methods=["random", "word-count", "last-dot", "attention-rollout", "leave-one-out"]),
+    Step([NOMIC], BOTH, 60, methods=["random", "word-count", "last-dot", "attention-rollout", "leave-one-out"]),
     Step([MINILM, GRANITE], BOTH, 100, methods=["gradient-input", "shapley:4"]),
     Step([MPNET], BOTH, 60, methods=["gradient-input", "shapley:4"]),
     Step([NOMIC], BOTH, 60, methods=["gradient-input", "shapley:4"]),

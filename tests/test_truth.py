@@ -45,7 +45,7 @@ from whymatch.truth.deletions import KEPT, Coalitions, draw
 from whymatch.truth.evaluation import Plan, find_files, make_jobs
 from whymatch.truth.judging import judge
 from whymatch.truth.links import WordLinks
-from whymatch.truth.subjects import describe
+from whymatch.truth.subjects import attribute, describe
 from whymatch.words import shares, word_spans
 
 PAIRS = [
@@ -161,6 +161,44 @@ def test_links_of_a_perfect_matrix():
     assert result.estimates["mutual_precision"].value == pytest.approx(2 / 3)  # "the" and "is" are linked too
     wrong = alignment(lambda a, b: -matrix, [pair])  # noqa: ARG005
     assert wrong.value == 0
+
+
+def test_a_word_counts_by_what_the_score_loses_without_it():
+    pair = AlignedPair(("the", "bad", "coffee"), ("coffee", "is", "bad"), ((0, 1), (1, 2), (2, 0)))
+    matrix = np.array([[0, 0, 0.1], [0, 0.1, 1], [1, 0, 0]])  # "the" and "is" are not each other's partners
+    result = alignment(lambda a, b: matrix, [pair], model=Bag())  # noqa: ARG005
+    entries = exact(*WordLinks().texts(pair))
+    losses = [abs(entries.sum(1)), abs(entries.sum(0))]  # of a bag of words, exactly
+    right = sum(each.sum() for each in losses) - losses[0][0] - losses[1][1]
+    assert result.estimates["top1_by_effect"].value == pytest.approx(right / sum(each.sum() for each in losses))
+    assert result.value == pytest.approx(4 / 6)
+    assert "top1_by_effect" not in alignment(lambda a, b: matrix, [pair]).estimates  # noqa: ARG005
+
+
+def test_counting_words_predicts_how_many_are_left():
+    pair = ("a b c d e f", "g h i j k")
+
+    class Lengths(Bag):
+        asymmetric = False
+
+        def embed(self, texts, side=0):  # noqa: ARG002
+            return np.array([[float(len(word_spans(text)))] for text in texts])
+
+    counting = baselines.named("word-count", Lengths())[0]
+    assert coalitions(counting, [pair]).value == pytest.approx(1)
+    assert np.ptp(attribute(counting, [pair])[0].matrix) == 0
+
+
+def test_black_boxes_are_judged_and_asked(load):
+    model = load("bert")
+    explainer = Explainer(lambda texts: model.encode(texts), name="mine")
+    pair = AlignedPair(("bad", "coffee"), ("coffee", "is", "bad"), ((0, 2), (1, 0)))
+    result = coalitions(explainer, PAIRS)
+    assert result.settings["model"] == "mine"
+    assert result.value == pytest.approx(coalitions(explainer, PAIRS, model=model).value, abs=1e-4)
+    assert alignment(explainer, [pair]).estimates["top1_by_effect"].pairs == 1
+    with pytest.raises(TypeError, match="of 'mine', a BlackBox, nothing but embeddings is known here"):
+        coalitions(explainer, PAIRS, units="tokens")
 
 
 def test_tokens_are_summed_over_the_words_of_the_data():
@@ -604,7 +642,7 @@ def test_evaluate(whymatch, tmp_path):
 
 def test_evaluate_runs_what_the_files_allow(whymatch, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("mine.csv").write_text("text_a,text_b\nbad coffee,The coffee is bad\na dog runs,a man runs\n")
+    Path("mine.csv").write_text("text_a,text_b\ngood coffee,The tea is bad\na dog sleeps,a man runs\n")
     printed, _ = whymatch("evaluate", "--data", "mine.csv", "--method", "token-cosine:-1", "--pairs", "2")
     assert {Result.load(path).test for path in Path("truth").glob("*.json")} == {
         "coalitions",

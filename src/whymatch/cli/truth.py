@@ -45,9 +45,9 @@ def evaluate(
         str,
         typer.Option(
             metavar="NAME,…",
-            help="What is judged: whymatch, unfolded (the paper's form), or a baseline: random, token-cosine[:LAYER], "
-            "last-dot, gradient-input, attention-rollout, leave-one-out, shapley[:SAMPLES], exact-shapley, shapiq, "
-            "retrivex[:LAYER[:STEPS]].",
+            help="What is judged: whymatch, unfolded (the paper's form), or a baseline: random, word-count, "
+            "token-cosine[:LAYER], last-dot, gradient-input, attention-rollout, leave-one-out, shapley[:SAMPLES], "
+            "exact-shapley, shapiq, retrivex[:LAYER[:STEPS]].",
         ),
     ] = "whymatch",
     layer: Annotated[

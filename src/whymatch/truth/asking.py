@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from whymatch.encoders import kinds
 from whymatch.encoders.cut import copy_tree
 from whymatch.encoders.encoder import Encoder
-from whymatch.encoders.identity import identity
 from whymatch.paths.jacobian import LOCK
 from whymatch.quadrature import Floats
 from whymatch.reading.inputs import EncodeOptions, Input, batched
 from whymatch.settings import SIMILARITIES
-from whymatch.words import Span, word_spans
+from whymatch.words import Span, keep_units, word_spans
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -34,7 +34,8 @@ class Model:
     """A sentence encoder that is asked for scores of changed texts.
 
     Args:
-        model: a SentenceTransformer.
+        model: a SentenceTransformer, or whatever else can be explained: a function from texts to embeddings, say. Of
+            what cannot be differentiated, only whole words can be deleted.
         similarity: ``"cosine"`` or ``"dot"``; None is the model's own.
         name: what it is called in results.
         answers: a file in which answers are kept, so that the same question is asked once; None keeps them in memory.
@@ -42,14 +43,14 @@ class Model:
 
     def __init__(
         self,
-        model: SentenceTransformer,
+        model: SentenceTransformer | Callable[[list[str]], Any],
         similarity: str | None = None,
         name: str | None = None,
         answers: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.name = name or getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__
-        self.encoder = Encoder(model, self.name)
-        self.similarity = similarity or self.encoder.similarity
+        self._encoder = kinds.wrap(model, name=name)
+        self.name = self._encoder.name
+        self.similarity = similarity or self._encoder.similarity
         if self.similarity not in SIMILARITIES:
             raise ValueError(f"similarity={self.similarity!r} is not known; choose 'cosine' or 'dot'")
         self._known: dict[str, list[float]] = {}
@@ -58,21 +59,35 @@ class Model:
             self._known = read_lines(self._file)
 
     @property
+    def encoder(self) -> Encoder:
+        """The encoder, for what needs its tokens and layers."""
+        if not isinstance(self._encoder, Encoder):
+            raise TypeError(
+                f"of {self.name!r}, a {type(self._encoder).__name__}, nothing but embeddings is known here, and this "
+                "needs tokens or layers: give a transformer of sentence-transformers, or remove words by deleting them"
+            )
+        return self._encoder
+
+    @property
+    def asymmetric(self) -> bool:
+        """Whether it reads queries and documents in different ways."""
+        return self._encoder.asymmetric
+
+    @property
     def options(self) -> tuple[EncodeOptions, EncodeOptions]:
         """How each side of a pair is read."""
-        asymmetric = self.encoder.asymmetric
-        return (EncodeOptions("query"), EncodeOptions("document")) if asymmetric else (EncodeOptions(),) * 2
+        return (EncodeOptions("query"), EncodeOptions("document")) if self.asymmetric else (EncodeOptions(),) * 2
 
     @cached_property
     def identity(self) -> str:
         """A hash of the model's weights and settings."""
-        return identity(self.encoder.model)
+        return self._encoder.identity()
 
     def embed(self, texts: Sequence[str], side: int = 0) -> Floats:
         """Embed texts as the first or the second of a pair; equal texts once."""
         distinct = list(dict.fromkeys(texts))
         with LOCK:
-            vectors = dict(zip(distinct, self.encoder.vectors(distinct, self.options[side]), strict=True))
+            vectors = dict(zip(distinct, self._encoder.vectors(distinct, self.options[side]), strict=True))
         return np.stack([np.asarray(vectors[text], np.float64) for text in texts])
 
     def compare(self, a: Floats, b: Floats) -> Floats:
@@ -138,6 +153,22 @@ class Model:
 
         masks = [np.packbits(np.asarray(each, bool)).tobytes().hex() for each in kept]
         return np.array(self.remember([removal, pair, units, masks], ask))
+
+    def effects(self, pair: tuple[str, str], units: tuple[Sequence[Span], Sequence[Span]]) -> tuple[Floats, Floats]:
+        """Return how much the score of a pair changes, up or down, when each single unit is left out of its text."""
+
+        def ask() -> list[float]:
+            changes: list[float] = []
+            for side, (text, spans) in enumerate(zip(pair, units, strict=True)):
+                stays = ~np.eye(len(spans), dtype=bool)
+                texts = [text, *(keep_units(text, spans, row) for row in stays)]
+                other = self.embed([pair[1 - side]], 1 - side)
+                whole, *without = self.compare(self.embed(texts, side), other)
+                changes += [abs(whole - score) for score in without]
+            return changes
+
+        changes = np.array(self.remember(["left out", pair, units], ask))
+        return changes[: len(units[0])], changes[len(units[0]) :]
 
     def remember(self, question: Any, ask: Callable[[], list[float]]) -> list[float]:
         """Return the answer to a question about this model: the known one, or that of ``ask``, which is kept.

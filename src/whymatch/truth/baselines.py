@@ -48,7 +48,7 @@ class Baseline:
     def __init__(self, model: Model, name: str, rows: Callable[[Sequence[str], int], list[Rows]]) -> None:
         self.model = model
         self.settings = {"subject": name, "model": model.name, "similarity": model.similarity}
-        self.asymmetric = model.encoder.asymmetric
+        self.asymmetric = model.asymmetric
         self._rows = rows
 
     def decompose(self, texts: Sequence[str], task: str | None = None) -> list[Rows]:
@@ -125,6 +125,16 @@ def random_values(model: Model, seed: int = 0) -> Baseline:
         return results
 
     return Baseline(model, "random", rows)
+
+
+def word_count(model: Model) -> Baseline:
+    """Every pair of words is worth the same, so that all it can predict is how many words are left."""
+
+    def rows(texts: Sequence[str], side: int) -> list[Rows]:  # noqa: ARG001
+        spans = [word_spans(text) for text in texts]
+        return [Rows(words, np.ones((len(words), 1)) / max(len(words), 1)) for words in spans]
+
+    return Baseline(model, "word count", rows)
 
 
 def leave_one_out(model: Model) -> Baseline:
@@ -411,6 +421,7 @@ class Retrivex:
 # By the names that the command line takes; token-cosine:3 is a layer of its own, token-cosine all of them.
 BASELINES: dict[str, Callable[[Model], Any]] = {
     "random": random_values,
+    "word-count": word_count,
     "last-dot": last_dot,
     "gradient-input": gradient_times_input,
     "attention-rollout": attention_rollout,

@@ -144,13 +144,19 @@ def model_of(subject: Subject, model: Model | SentenceTransformer | None) -> Mod
     """Return the model that a test asks: the one that is given, or the explainer's own."""
     if isinstance(model, Model):
         return model
+    own = getattr(subject, "model", None)
+    if model is None and isinstance(own, Model):  # a baseline's
+        return own
     settings = getattr(subject, "settings", None)
     similarity = getattr(settings, "similarity", None)
     if model is not None:
         return Model(model, similarity)
-    if hasattr(subject, "model") and settings is not None:
-        return Model(subject.model, similarity, getattr(settings, "model", None))
-    raise ValueError("this test asks the model about changed texts: give model=, a SentenceTransformer")
+    if own is not None and settings is not None:
+        return Model(own, similarity, getattr(settings, "model", None))
+    raise ValueError(
+        "this test asks the model about changed texts: give model=, a SentenceTransformer or a function from texts to "
+        "embeddings"
+    )
 
 
 def coalitions(

@@ -227,7 +227,7 @@ def make_tests(plan: Plan, name: str, subject: Any, model: Model, twins: Twins) 
         return [Answers(model)]
     if name == "sanity":
         return [twins.sanity(subject, getattr(subject, "with_model", None))]
-    return [WordLinks() if name == "alignment" else Chunks()]
+    return [WordLinks(model) if name == "alignment" else Chunks()]
 
 
 class Subject:

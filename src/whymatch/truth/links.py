@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whymatch.quadrature import Floats
 from whymatch.results.alignment import link, together
+from whymatch.settings import SIMILARITIES
+from whymatch.truth.asking import Model
 from whymatch.truth.data import AlignedPair
+from whymatch.truth.deletions import model_of
 from whymatch.truth.judging import judge
 from whymatch.truth.results import Measure, Result, Row
 from whymatch.truth.subjects import Attribution, Subject, TextPair
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 KINDS = ("matrix", "mutual", "assignment")
 
@@ -24,9 +30,16 @@ class WordLinks:
 
     top1: for every word that people linked, of either text: is its strongest partner one that they linked it with?
     together_top1: the same for the partner with which it adds most beyond what both add on average.
+    top1_by_effect, together_top1_by_effect: the same, where each word counts by how much the model's score changes
+    without it. A word that changes nothing has no partner that matters, though people linked it with one.
     Precision, recall and F1 are of three ways to draw links: ``matrix`` links each word with its strongest partner,
     ``mutual`` and ``assignment`` are those of :meth:`whymatch.Explanation.align`.
+
+    Attributes:
+        model: the model that says what words change; None leaves the measures by effect out.
     """
+
+    model: Model | None = None
 
     name = "alignment"
     headline = "top1"
@@ -34,7 +47,8 @@ class WordLinks:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {"links": "together"}  # by what they are chosen; earlier versions compared entries
+        # By what links are chosen; earlier versions compared entries.
+        return {"links": "together", "by_effect": self.model is not None}
 
     @property
     def measures(self) -> Mapping[str, Measure]:
@@ -42,6 +56,9 @@ class WordLinks:
             "top1": Measure({"right": 1}, {"decisions": 1}),
             "together_top1": Measure({"together_right": 1}, {"decisions": 1}),
         }
+        if self.model is not None:
+            for name in ("", "together_"):
+                measures[f"{name}top1_by_effect"] = Measure({f"{name}right_by_effect": 1}, {"effect": 1})
         for kind in KINDS:
             hits, drawn = f"{kind}_hits", f"{kind}_links"
             measures[f"{kind}_precision"] = Measure({hits: 1}, {drawn: 1})
@@ -56,21 +73,28 @@ class WordLinks:
         matrix = attribution.over(item.spans_a, item.spans_b)
         gold = np.zeros(matrix.shape, bool)
         gold[tuple(np.array(item.links).T)] = True
-        row: Row = {"gold": int(gold.sum()), **top1(matrix, gold)}
-        row["together_right"] = top1(together(matrix), gold)["right"]
+        added = together(matrix)
+        row: Row = {"gold": int(gold.sum()), **top1(matrix, gold), "together_right": top1(added, gold)["right"]}
+        if self.model is not None:
+            effects = self.model.effects(self.texts(item), (item.spans_a, item.spans_b))
+            by_effect = top1(matrix, gold, effects)
+            row |= {"right_by_effect": by_effect["right"], "effect": by_effect["decisions"]}
+            row["together_right_by_effect"] = top1(added, gold, effects)["right"]
         for kind in KINDS:
             drawn = strongest(matrix) if kind == "matrix" else link(matrix, kind)
             row |= {f"{kind}_links": int(drawn.sum()), f"{kind}_hits": int((drawn & gold).sum())}
         return row
 
 
-def top1(matrix: Floats, gold: np.ndarray) -> Row:
-    """Count the linked rows and columns, and those whose largest entry is a link."""
-    right = decisions = 0
-    for values, links in ((matrix, gold), (matrix.T, gold.T)):
+def top1(matrix: Floats, gold: np.ndarray, weights: tuple[Floats, Floats] | None = None) -> Row:
+    """Count the linked rows and columns, and those whose largest entry is a link; each counts 1, or its weight."""
+    right: float = 0
+    decisions: float = 0
+    for side, (values, links) in enumerate(((matrix, gold), (matrix.T, gold.T))):
         linked = np.flatnonzero(links.any(1))
-        right += int(links[linked, values[linked].argmax(1)].sum())
-        decisions += len(linked)
+        each = np.ones(len(linked), int) if weights is None else weights[side][linked]
+        right += each[links[linked, values[linked].argmax(1)]].sum().item()
+        decisions += each.sum().item()
     return {"right": right, "decisions": decisions}
 
 
@@ -82,14 +106,20 @@ def strongest(matrix: Floats) -> np.ndarray:
     return drawn
 
 
-def alignment(explainer: Subject, aligned_pairs: Sequence[AlignedPair]) -> Result:
+def alignment(
+    explainer: Subject, aligned_pairs: Sequence[AlignedPair], *, model: Model | SentenceTransformer | None = None
+) -> Result:
     """Test whether words that people linked are each other's strongest partners.
 
     Args:
         explainer: an Explainer, a baseline, or a function ``(a, b) -> matrix``.
         aligned_pairs: pairs with people's links; see :func:`whymatch.truth.read_aligned`.
+        model: the model that says what each word changes; None is the explainer's own. A function has none, and then
+            the measures by effect are left out.
 
     Returns:
         ``value`` is the share of linked words, in both directions, whose strongest partner is one of their links.
     """
-    return judge(WordLinks(), explainer, list(aligned_pairs))
+    own = getattr(getattr(explainer, "settings", None), "similarity", None)
+    asked = model_of(explainer, model) if model is not None or own in SIMILARITIES else None
+    return judge(WordLinks(asked), explainer, list(aligned_pairs))
