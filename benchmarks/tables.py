@@ -297,10 +297,11 @@ OTHER_WAYS = {
     ("words", "mask"): "words masked",
     ("words", "pad"): "words padded over",
 }
+LINKS: dict[str, str | None] = {"top-1": None, "by effect": "top1_by_effect", "together": "together_top1"}
 # Tests that were also run on short texts alone: why, and what is shown of them.
 SHORT: dict[str, tuple[str, dict[str, str | None]]] = {
     "coalitions": ("where every subset can be asked", {"coalitions": None, "by cosine": "spearman_by_cosine"}),
-    "alignment": ("which have fewer partners to choose from", {"top-1": None, "together": "together_top1"}),
+    "alignment": ("which have fewer partners to choose from", LINKS),
 }
 
 
@@ -323,13 +324,16 @@ def truth() -> str:
             methods.setdefault(settings["subject"], {})[each["test"], settings["data"]] = each
     lines = []
     for model, methods in models.items():
-        lines += [f"**{model}**, held-out pairs", "", "| method | coalitions | by cosine | top-1 | together | pairs |"]
-        lines.append("|" + "---|" * 6)
+        lines += [f"**{model}**, held-out pairs", ""]
+        lines += [f"| method | coalitions | by cosine | {' | '.join(LINKS)} | pairs |", "|" + "---|" * (4 + len(LINKS))]
         found = {name: {test: each for (test, _), each in of.items()} for name, of in methods.items()}
         for name in sorted(found, key=lambda name: -_headline(found[name].get("coalitions"))):
             removed, linked = found[name].get("coalitions"), found[name].get("alignment")
-            cells = [_cell(removed), _cell(removed, "spearman_by_cosine"), _cell(linked)]
-            cells.append(_cell(linked, "together_top1"))
+            cells = [
+                _cell(removed),
+                _cell(removed, "spearman_by_cosine"),
+                *(_cell(linked, name) for name in LINKS.values()),
+            ]
             pairs = dict.fromkeys(str(each["counts"]["pairs"]) for each in (removed, linked) if each)
             if pairs:
                 lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(pairs)} |")

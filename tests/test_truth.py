@@ -576,6 +576,32 @@ def test_a_model_of_other_depth_is_refused(load):
         explainer.with_model(load("bert"))
 
 
+def test_advice_leaves_the_defaults_for_a_clear_gain_only(load, monkeypatch):
+    explainer = Explainer(load("bert"), path="relay", layer=0)
+
+    def opposite(a, b):
+        return -attribute(explainer, [(a, b)])[0].over(word_spans(a), word_spans(b))
+
+    def given(*ways):
+        monkeypatch.setattr(
+            "whymatch.truth.advice._subjects", lambda _, asked: [(None, baselines.token_cosine(asked)), *ways]
+        )
+        return advise(load("bert"), PAIRS, name="tiny")
+
+    better = given(({}, opposite), ({"layer": 0}, explainer))
+    assert better.settings == {"layer": 0}
+    assert better.gain.low > 0
+    assert f"the settings below are better than the defaults by {better.gain}" in better.verdict
+    same = given(({}, explainer), ({"layer": 0}, opposite))
+    assert same.settings == {}
+    assert same.gain is None
+    assert (
+        "Nothing that was tried is better, by more than chance and by at least 0.02, than the defaults." in same.verdict
+    )
+    slow = given(({"layer": 0}, explainer))
+    assert "than these settings; the defaults take too long here." in slow.verdict
+
+
 def test_advice_names_flags(load):
     said: list[str] = []
     advice = advise(load("bert"), PAIRS[:2], name="tiny", say=said.append)

@@ -34,6 +34,7 @@ MEANINGS = {
     "a word gains when it is copied to the other text.",
 }
 WIDTH, LINE = 640, 22  # of a chart, and of each of its lines, in pixels
+LETTER, MARGIN = 7, 20  # of the names beside it: the width of a letter, and what is left free
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Section:
     table: Sequence[tuple[str, Sequence[str]]]
     marks: Sequence[tuple[str, float]]
     height: float
+    margin: float
 
 
 def sections(results: Sequence[Result]) -> list[Section]:
@@ -125,6 +127,7 @@ def _section(test: str, model: str, data: str, results: Sequence[Result]) -> Sec
         table,
         [(mark, place(float(mark))) for mark in ("0", "0.5", "1")],
         LINE * len(lines),
+        MARGIN + LETTER * max((len(line.name) for line in lines), default=0),
     )
 
 

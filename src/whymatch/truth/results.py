@@ -60,7 +60,8 @@ class Estimate:
     pairs: int
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+        value, low, high = (f"{x:.3f}" if abs(x) < 100 else f"{x:.2g}" for x in (self.value, self.low, self.high))
+        return f"{value} ({low} to {high})"
 
 
 @dataclass(frozen=True)
