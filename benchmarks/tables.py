@@ -305,6 +305,44 @@ SHORT: dict[str, tuple[str, dict[str, str | None]]] = {
 }
 
 
+# What each model is explained by, and what its token vectors are compared at.
+DEFAULTS = {
+    "all-MiniLM-L6-v2": ("secant 0, divisions=4", "token cosine 6"),
+    "all-mpnet-base-v2": ("secant 8, divisions=4", "token cosine 12"),
+    "granite-embedding-30m-english": ("secant 0, special=base, divisions=4", "token cosine 6"),
+    "nomic-embed-text-v1.5": ("relay 0, special=base, divisions=4", "token cosine 12"),
+    "nomic-embed-text-v1.5, by a secant": ("secant 0, special=base, divisions=4", "token cosine 12"),
+}
+
+
+def defaults() -> str:
+    """The defaults beside what anybody can compute: how well they predict the model, and whose links they find."""
+    usual = {
+        (each["settings"]["model"], each["settings"]["subject"], each["test"]): each
+        for each in json.loads((HERE / "results/truth.json").read_text())
+        if each["settings"]["split"] == "test"
+        and "max_words" not in each["settings"]
+        and (each["settings"].get("units", "words"), each["settings"].get("removal", "delete")) == ("words", "delete")
+    }
+
+    def cell(name: str, subject: str, test: str, column: str | None = None) -> str:
+        return _cell(usual.get((name.split(",")[0], subject, test)), column)
+
+    beside = {"leave one out": "leave one out", "counting words": "word count"}
+    lines = ["Coalitions: how well the sum of what is left ranks the model's scores", ""]
+    lines += [f"| | by default | token cosine | {' | '.join(beside)} |", "|" + "---|" * (3 + len(beside))]
+    for name, (own, cosine) in DEFAULTS.items():
+        cells = [cell(name, subject, "coalitions") for subject in (own, cosine, *beside.values())]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", "Word links: how often a word's strongest partner is one that people linked it with", ""]
+    lines.append(f"| | {' | '.join(f'{column}, by default | token cosine' for column in LINKS)} |")
+    lines.append("|" + "---|" * (1 + 2 * len(LINKS)))
+    for name, subjects in DEFAULTS.items():
+        cells = [cell(name, subject, "alignment", column) for column in LINKS.values() for subject in subjects]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def truth() -> str:
     """What predicts the model, and what points where people point; then the further tests, for some methods."""
     models: dict[str, dict[str, dict[tuple[str, str], dict[str, Any]]]] = {}
@@ -483,12 +521,13 @@ def main() -> None:
         (docs / "training.md", "training", shift),
         (docs / "many.md", "many", many),
         (docs / "many.md", "index", index),
+        (docs / "truth.md", "defaults", defaults),
         (docs / "truth.md", "truth", truth),
         (docs / "truth.md", "negation", negation),
         (docs / "studies.md", "studies", studies),
     )
     for path, name, make in places:
-        if make is not studies and not (HERE / f"results/{name}.json").is_file():  # not measured yet
+        if make not in (studies, defaults) and not (HERE / f"results/{name}.json").is_file():  # not measured yet
             continue
         before = path.read_text(encoding="utf-8")
         after = fill(before, name, make())

@@ -25,16 +25,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tables import DEFAULTS
+
 from whymatch.studies import charts
 from whymatch.truth import evaluation
 from whymatch.truth.runs import read_results
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-MEASURED = {
-    "coalitions": "ranks the model's scores without some words (Spearman)",
-    "alignment": "finds people's links between words (top-1)",
-}
+MEASURED = {"coalitions": "predicts the model (Spearman)", "alignment": "finds people's links (top-1)"}
 ORANGE, GREY = "#d95f02", "0.55"  # whymatch, and what it is compared with
 BASELINES = (
     "token cosine",
@@ -87,11 +86,19 @@ class Step:
     ways: Sequence[tuple[str, str]] = field(default=(("words", "delete"),), kw_only=True)
 
 
+def by_reference(paths: Sequence[str], layer: int) -> list[dict[str, Any]]:
+    """Settings that differ in path and reference."""
+    return [
+        {"path": path, "layer": layer, "reference": each} | KEEP
+        for path, each in product(paths, ("pad", "mask", "unk"))
+    ]
+
+
 PLAN = (
     # The defaults, and what anybody can compute.
     Step(CHEAP, BOTH, 200, [ASKED], methods=["token-cosine"]),  # at every layer
     Step([NOMIC], BOTH, 60, [SECANT], methods=["token-cosine"]),
-    Step([NOMIC], ["coalitions"], 60, [ASKED]),
+    Step([NOMIC], BOTH, 60, [ASKED]),
     Step(CHEAP, ["alignment"], 75, [ASKED], methods=[LAST_COSINE], max_words=16),
     Step(CHEAP, FURTHER, 60, [ASKED], methods=[LAST_COSINE]),
     Step([NOMIC], FURTHER, 24, [SECANT], methods=[LAST_COSINE]),
@@ -99,8 +106,8 @@ PLAN = (
     Step(CHEAP, BOTH, 200, [PLAIN, {"reference": "mask"} | KEEP, {"reference": "unk"} | KEEP]),
     Step([GRANITE], BOTH, 200, [KEEP]),
     Step([MINILM], BOTH, 200, [{"special": "base"} | PLAIN]),
-    Step([NOMIC], BOTH, 60, [SECANT | PLAIN]),
-    Step([NOMIC], BOTH, 100, [SECANT | KEEP]),
+    Step([NOMIC], BOTH, 60, [SECANT | PLAIN, SECANT | KEEP]),
+    Step([NOMIC], ["coalitions"], 60, [SECANT | {"divisions": 8}]),
     Step(CHEAP, FURTHER, 60, [PLAIN]),
     # Coalitions that are made in other ways than the questions to the model.
     Step(CHEAP, ["coalitions"], 100, [ASKED, PLAIN], methods=[LAST_COSINE, "leave-one-out"], ways=OTHER_WAYS),
@@ -113,7 +120,12 @@ PLAN = (
     Step([GRANITE], BOTH, 200, [{"layer": 3} | KEEP]),
     Step([GRANITE], BOTH, 100, [{"layer": each} | KEEP for each in (4, 5)]),
     Step([GRANITE], BOTH, 60, [{"layer": 3} | PLAIN]),
-    Step([NOMIC], BOTH, 100, [{"layer": 11} | SECANT | KEEP]),
+    Step([NOMIC], BOTH, 60, [{"layer": 11} | SECANT | KEEP]),
+    # Other references along other paths.
+    Step([MINILM], BOTH, 60, by_reference(("relay", "straight"), 3)),
+    Step([GRANITE], BOTH, 60, by_reference(("relay", "straight"), 5)),
+    Step([MPNET], BOTH, 60, by_reference(("relay", "straight"), 11)),
+    Step([NOMIC], BOTH, 60, by_reference(("secant",), 11)),
     # Paths, special tokens shared among words, and the paper's own form.
     Step([MINILM], BOTH, 100, [{"path": "relay", "layer": each} | KEEP for each in (0, 1, 5)]),
     Step([MINILM], BOTH, 100, [{"path": "relay-2", "layer": 0} | KEEP, {"path": "straight", "layer": 0} | KEEP]),
@@ -122,7 +134,8 @@ PLAN = (
     Step([GRANITE], BOTH, 100, [{"path": "relay", "layer": each} | KEEP for each in (0, 5)]),
     Step([GRANITE], BOTH, 60, [{"path": "straight", "layer": each} | KEEP for each in (3, 5)]),
     Step([GRANITE], BOTH, 60, [{"path": "relay-2", "layer": 0} | KEEP]),
-    Step([NOMIC], BOTH, 100, [{"path": "relay", "layer": each} | KEEP for each in (0, 11)]),
+    Step([GRANITE], ["coalitions"], 60, [{"path": "straight", "layer": 0} | KEEP]),
+    Step([NOMIC], BOTH, 60, [{"path": "relay", "layer": each} | KEEP for each in (0, 11)]),
     Step([MINILM], BOTH, 100, [{"path": "relay", "layer": 5, "special": "share"} | PLAIN]),
     Step([MINILM, GRANITE], BOTH, 100, [{"layer": 4, "special": "share"} | PLAIN]),
     Step([MINILM], BOTH, 60, methods=["unfolded"], settings=[{"layer": each} for each in (3, 5)]),
@@ -131,9 +144,9 @@ PLAN = (
     # Other methods.
     Step(CHEAP, BOTH, 200, methods=["random", "word-count", "last-dot", "attention-rollout", "leave-one-out"]),
     Step([NOMIC], BOTH, 60, methods=["random", "word-count", "last-dot", "attention-rollout", "leave-one-out"]),
-    Step([MINILM, GRANITE], BOTH, 100, methods=["gradient-input", "shapley:4"]),
-    Step([MPNET], BOTH, 60, methods=["gradient-input", "shapley:4"]),
-    Step([NOMIC], BOTH, 60, methods=["gradient-input", "shapley:4"]),
+    Step([MINILM, GRANITE], BOTH, 100, methods=["shapley:4"]),
+    Step([MPNET, NOMIC], BOTH, 60, methods=["shapley:4"]),
+    Step(MODELS, ["coalitions"], 60, methods=["gradient-input"]),
     Step([MINILM], ["coalitions"], 40, methods=["retrivex:5:20"]),
     # Short pairs, where every subset can be asked.
     Step([MINILM], ["coalitions"], 60, [PLAIN], methods=["exact-shapley", "leave-one-out", LAST_COSINE], max_words=7),
@@ -233,40 +246,52 @@ def layer_of(subject: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def find_ways(model: str, methods: Mapping[str, Any]) -> dict[str, str]:
+    """Find the methods that a figure compares: what they are called there, and in the results of this model."""
+    own, cosine = DEFAULTS[model]
+
+    def nearest_input(start: str) -> str:
+        layers = [int(match[1]) for name in methods if (match := re.fullmatch(rf"{start} (\d+)", name))]
+        return f"{start} {min(layers)}" if layers else ""
+
+    unfolded = [name for name in methods if name.endswith("unfolded")]
+    return {
+        "by default": own,
+        "without divisions": own.replace(", divisions=4", ""),
+        "relay": nearest_input("relay"),
+        "straight": nearest_input("straight"),
+        "the paper's, unfolded": max(unfolded, default=""),
+        "leave one out": "leave one out",
+        "Shapley, 4 a word": "Shapley, 4 a word",
+        "gradient × input": "gradient × input",
+        "last-layer dot": "last-layer dot",
+        "token cosine": cosine,
+        "attention rollout": "attention rollout",
+        "counting words": "word count",
+        "random": "random",
+    }
+
+
 def draw_methods(models: Judged) -> None:
     """Draw, for each model, how well each method predicts the model, and how often it points where people point."""
-    last = {
-        model: max((layer_of(name) or 0 for name in methods if name.startswith("token cosine")), default=0)
-        for model, methods in models.items()
-    }
-    names = {
-        model: [name for name in methods if not name.startswith("token cosine") or layer_of(name) == last[model]]
-        for model, methods in models.items()
-    }
-    rows = list(map(len, names.values()))
-    figure, axes = charts.panels(2 * len(models), 4.4, 0.8 + 0.19 * sum(rows) / len(rows), across=2)
-    grid = axes[0].get_gridspec()
-    assert grid is not None
-    grid.set_height_ratios(rows)
-    for i, (model, methods) in enumerate(models.items()):
-        order = sorted(
-            names[model],
-            key=lambda name: -value_of(methods[name]["coalitions"])["value"] if "coalitions" in methods[name] else 1.0,
-        )
-        for axis, (test, meaning) in zip(axes[2 * i : 2 * i + 2], MEASURED.items(), strict=True):
-            for y, name in enumerate(order):
-                if test in methods[name]:
+    figure, axes = charts.panels(2 * len(models), 2.7, 2.9, across=len(models), same=True)
+    for column, (model, methods) in enumerate(models.items()):
+        ways = find_ways(model, methods)
+        for axis, (test, meaning) in zip(axes[column :: len(models)], MEASURED.items(), strict=True):
+            for y, (label, name) in enumerate(ways.items()):
+                if test in methods.get(name, {}):
                     at = value_of(methods[name][test])
-                    colour = GREY if name.startswith(BASELINES) else ORANGE
+                    colour = GREY if label.startswith(BASELINES) else ORANGE
                     axis.plot([at["low"], at["high"]], [y, y], color=colour, linewidth=1.5)
                     axis.plot(at["value"], y, "o", color=colour, markersize=4)
-            axis.set_yticks(range(len(order)), order, fontsize=7)
-            axis.set_ylim(len(order) - 0.5, -0.5)
-            axis.set_xlim(0, 1)
+            axis.set_yticks(range(len(ways)), list(ways))
+            axis.set_ylim(len(ways) - 0.5, -0.5)
+            axis.set_xlim(-0.05, 1)
             axis.grid(axis="x", color="0.9")
             axis.set_axisbelow(True)
-            axis.set_xlabel(meaning)
-            axis.set_title(model, fontsize=9)
+            axis.tick_params(labelsize=7, labelleft=column == 0)
+            axis.set_xlabel(meaning, fontsize=8)
+            axis.set_title(model, fontsize=8)
     charts.save(figure, DOCS / "truth.svg")
 
 
@@ -274,8 +299,7 @@ def draw_layers(models: Judged) -> None:
     """Draw both tests against the layer at which a secant begins, and at which token vectors are compared."""
     figure, axes = charts.panels(2 * len(models), 2.9, 2.5, across=len(models), same="y")
     lines = {"secant": (ORANGE, "secants from this layer"), "token cosine": (GREY, "cosine of its token vectors")}
-    meanings = {"coalitions": "predicts the model (Spearman)", "alignment": "finds people's links (top-1)"}
-    for i, (test, meaning) in enumerate(meanings.items()):
+    for i, (test, meaning) in enumerate(MEASURED.items()):
         for axis, (model, methods) in zip(axes[i * len(models) :], models.items(), strict=False):
             for start, (colour, label) in lines.items():
                 points = {

@@ -12,6 +12,7 @@ import zoo
 
 from conftest import count_batches
 from whymatch import Explainer
+from whymatch.truth import AlignedPair, alignment, coalitions
 
 PAIR = ("Is the coffee good?", "This is bad coffee, and nobody drank it.")
 
@@ -187,3 +188,13 @@ def test_what_cannot_be_done_is_said(backbone, tmp_path):
 
 def test_embedding_many_texts_can_be_stopped(backbone):
     count_batches(Explainer(colbert(backbone)))
+
+
+def test_links_are_judged_and_coalitions_refused(backbone):
+    explainer = Explainer(colbert(backbone))
+    pair = AlignedPair(("bad", "coffee"), ("coffee", "is", "bad"), ((0, 2), (1, 0)))
+    result = alignment(explainer, [pair])
+    assert result.counts["pairs"] == 1
+    assert "top1_by_effect" not in result.estimates
+    with pytest.raises(ValueError, match="gives a text several vectors; these tests ask encoders that give one"):
+        coalitions(explainer, [("bad coffee", "the coffee is bad")])

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ from whymatch.truth.asking import append_line, keep_words, read_lines, seeded
 from whymatch.truth.controls import CHANGED, Twins
 from whymatch.truth.data import sample, split_half
 from whymatch.truth.deletions import KEPT, Coalitions, draw
-from whymatch.truth.evaluation import Plan, find_files, make_jobs
+from whymatch.truth.evaluation import Plan, find_files, kind_of, make_jobs
 from whymatch.truth.judging import judge
 from whymatch.truth.links import WordLinks
 from whymatch.truth.subjects import attribute, describe
@@ -197,8 +198,63 @@ def test_black_boxes_are_judged_and_asked(load):
     assert result.settings["model"] == "mine"
     assert result.value == pytest.approx(coalitions(explainer, PAIRS, model=model).value, abs=1e-4)
     assert alignment(explainer, [pair]).estimates["top1_by_effect"].pairs == 1
-    with pytest.raises(TypeError, match="of 'mine', a BlackBox, nothing but embeddings is known here"):
+    assert sanity(explainer, PAIRS).estimates["copied"].pairs == len(PAIRS)  # what needs no other model
+    asked = explainer.usage.texts
+    coalitions(explainer, PAIRS)
+    assert explainer.usage.texts == asked  # the test asks the explainer's own encoder, which remembers
+    with pytest.raises(TypeError, match="'mine' is a BlackBox, and this test or method needs the layers or the token"):
         coalitions(explainer, PAIRS, units="tokens")
+    with pytest.raises(ValueError, match="a function whose answers are kept in a file needs a name of its own"):
+        Model(lambda texts: model.encode(texts), answers="answers.jsonl")
+
+
+def test_a_long_text_of_a_black_box_fails_alone(load):
+    model = load("bert")
+    explainer = Explainer(lambda texts: model.encode(texts), name="mine", budget=60)
+    result = coalitions(explainer, [*PAIRS, ("a b c d " * 10, "a dog runs")])
+    assert result.counts == {"pairs": 3, "failed": 1, "given": 4}
+    assert "budget=60 is too few for a text of 40 words" in result.pairs[-1]["failed"]
+
+
+def test_dot_products_are_predicted_as_they_are():
+    def embed(texts):
+        return Bag().embed(texts)
+
+    embed.similarity = "dot"
+    explainer = Explainer(embed, name="sums of words")
+    result = coalitions(explainer, PAIRS)
+    assert result.value == pytest.approx(1)
+    assert result.estimates["r2_as_is"].value == pytest.approx(1)
+    assert result.estimates["r2_by_cosine"].pairs == 0  # of cosines nothing is said
+
+
+def test_a_link_needs_two_words_and_a_pair_a_link():
+    with pytest.raises(ValueError, match=r"\(1, 0\) is not a link between two of 1 and 1 words: 'a', 'b'"):
+        AlignedPair(("a",), ("b",), ((1, 0),))
+    unlinked = AlignedPair(("a", "b"), ("a", "b"), ())
+    assert math.isnan(alignment(lambda a, b: np.eye(2), [unlinked]).value)  # noqa: ARG005
+
+
+def test_equal_entries_share_a_hit():
+    pair = AlignedPair(("a", "b"), ("c", "d", "e"), ((1, 2),))
+    assert alignment(lambda a, b: np.ones((2, 3)), [pair]).value == pytest.approx((1 / 3 + 1 / 2) / 2)  # noqa: ARG005
+
+
+def test_nobody_is_asked_about_an_empty_text():
+    class Picky(Bag):
+        def embed(self, texts, side=0):
+            assert all(text.strip() for text in texts)
+            return super().embed(texts, side)
+
+    pair = AlignedPair(("coffee",), ("coffee", "bread"), ((0, 0),))
+    matrix = np.array([[1.0, 0]])
+    result = alignment(lambda a, b: matrix, [pair], model=Picky())  # noqa: ARG005
+    assert result.estimates["top1_by_effect"].value == 1
+
+
+def test_pairs_of_single_words_prove_nothing():
+    result = sanity(exact, [("coffee", "bread")], model=Bag())
+    assert math.isnan(result.value)
 
 
 def test_tokens_are_summed_over_the_words_of_the_data():
@@ -588,6 +644,8 @@ def test_advice_leaves_the_defaults_for_a_clear_gain_only(load, monkeypatch):
         )
         return advise(load("bert"), PAIRS, name="tiny")
 
+    assert given(({}, opposite), ({"layer": 0}, explainer)).settings == {}  # three pairs are too few
+    monkeypatch.setattr("whymatch.truth.advice.LEAST", 3)
     better = given(({}, opposite), ({"layer": 0}, explainer))
     assert better.settings == {"layer": 0}
     assert better.gain.low > 0
@@ -678,6 +736,44 @@ def test_evaluate_runs_what_the_files_allow(whymatch, tmp_path, monkeypatch):
     assert f"written: {Path('truth') / 'report.html'}" in printed
 
 
+def test_evaluate_goes_on_in_the_folder_of_its_data(whymatch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine-dev.csv").write_text("text_a,text_b\ngood coffee,The tea is bad\na dog sleeps,a man runs\n")
+    Path("package.json").write_text("{}")
+    args = ("evaluate", "--data", ".", "--split", "dev", "--method", "token-cosine:-1", "--pairs", "2")
+    whymatch(*args)
+    Path("truth/notes.json").write_text("[]")  # somebody's own
+    printed, _ = whymatch(*args)
+    assert "to do" not in printed  # what is in its folder of results is no data, and is not run again
+
+
+def test_a_folder_whose_files_name_no_split_is_halved(tmp_path):
+    (tmp_path / "mine.csv").write_text("text_a,text_b\n" + "a b,c d\n" * 4)
+    plan = Plan(["coalitions"], [tmp_path], split="dev")
+    assert find_files(plan)["pairs"] == [tmp_path / "mine.csv"]
+    (tmp_path / "other-dev.csv").write_text("text_a,text_b\n" + "a b,c d\n" * 4)
+    assert find_files(plan)["pairs"] == [tmp_path / "other-dev.csv"]
+    with pytest.raises(ValueError, match="split='dve' is not known; choose dev, test, or none"):
+        find_files(replace(plan, split="dve"))
+
+
+def test_word_links_are_known_by_any_of_the_first_lines(tmp_path):
+    path = tmp_path / "links.tsv"
+    path.write_text("0:0\ta b\tN/A\tc\tN/A\t1\t1\t\n" + WORDS_FILE)
+    assert kind_of(path) == "links"
+
+
+def test_files_of_one_name_have_results_of_their_own(whymatch, tmp_path):
+    for folder, text in (("x", "a dog sleeps"), ("y", "the man runs")):
+        (tmp_path / folder).mkdir()
+        rows = f"{text},bad coffee,good tea\n{text} well,the good tea,bad bread\n"
+        (tmp_path / folder / "q.csv").write_text("a,b,c\n" + rows)
+    args = ("evaluate", "coalitions", "--method", "word-count", "--pairs", "2", "--out", str(tmp_path / "out"))
+    whymatch(*args, "--data", str(tmp_path / "x/q.csv"), "--data", str(tmp_path / "y/q.csv"), "--columns", "a,b")
+    whymatch(*args, "--data", str(tmp_path / "x/q.csv"), "--columns", "a,c")
+    assert len(list((tmp_path / "out").glob("*.json"))) == 3
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -708,6 +804,8 @@ def test_evaluate_runs_what_the_files_allow(whymatch, tmp_path, monkeypatch):
             "unfolded is the paper's form, whose path is straight, not relay",
         ),
         (["--quick", "--data", "."], "--data '.' is a folder; --quick reads files of pairs"),
+        (["--quick", "--data", "x.json"], "--data 'x.json' is not a table of pairs; --quick reads pairs of texts (CSV"),
+        (["--quick", "--data", "y.csv"], "none of these pairs tells anything: a text needs two words"),
         (["--quick", "--data", "x.csv", "--layer", "1"], "--quick chooses its tests and settings itself, and writes"),
         (["answers", "--data", "x.json", "--out", "out"], "'x.json' is not in the format of SQuAD, where data have"),
         (["coalitions", "--data", "y.csv", "--out", "out"], "there is no value for coalitions, "),
@@ -718,7 +816,7 @@ def test_evaluate_refuses(whymatch, tmp_path, monkeypatch, args, message):
     Path("x.csv").write_text("text_a,text_b\nbad coffee,the coffee\n")
     Path("x.txt").write_text("bad coffee\n")
     Path("x.json").write_text("{}")
-    Path("y.csv").write_text("text_a,text_b\ncoffee,coffee\n")
+    Path("y.csv").write_text("text_a,text_b\ncoffee,coffee\ntea,tea\n")
     Path("empty").mkdir()
     _, err = whymatch("evaluate", *args, code=2)
     assert message in err

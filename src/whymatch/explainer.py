@@ -279,6 +279,11 @@ class Explainer(SearchMixin):
         return self._method.encoder.model
 
     @property
+    def encoder(self) -> kinds.AnyEncoder:
+        """The model as whymatch reads it. That of a black box keeps what it has embedded, and counts it."""
+        return self._method.encoder
+
+    @property
     def identity(self) -> str:
         """A hash of everything that decides the model's embeddings; of a function, of its name."""
         return self._method.encoder.identity()

@@ -141,8 +141,8 @@ def evaluate(
     echo(f"written: {report.write(read_results(out), out / 'report.html')}")
     if without:
         raise ValueError(
-            f"there is no value for {'; '.join(without[:3])}: the pairs are too few, or too alike; are these the right "
-            f"columns of {', '.join(path.name for path in data)}?"
+            f"there is no value for {'; '.join(without[:3])}: the pairs of {', '.join(path.name for path in data)} are "
+            "too few, too short, or too alike; --columns names the columns of a table"
         )
 
 
@@ -154,12 +154,17 @@ def _advise(
     seed: int,
 ) -> None:
     from whymatch.encoders.loading import load
+    from whymatch.truth import evaluation
     from whymatch.truth.advice import PAIRS, advise
     from whymatch.truth.data import read_pairs, sample
 
     for place in data:
         if place.is_dir():
             raise ValueError(f"--data {str(place)!r} is a folder; --quick reads files of pairs: name one of its files")
+        if evaluation.kind_of(place) != "pairs":
+            raise ValueError(
+                f"--data {str(place)!r} is not a table of pairs; --quick reads {evaluation.WANTED['pairs']}"
+            )
     pairs = sample([pair for file in data for pair in read_pairs(file, columns)], count or PAIRS, seed)
     for name in models:
         loaded, full_name = load(name, None)

@@ -80,6 +80,7 @@ class DirectEncoder(Protocol):
 
 
 AnyEncoder: TypeAlias = Encoder | DirectEncoder
+ENCODERS = (Encoder, MultiVectorEncoder, StaticEncoder, Model2Vec, SparseEncoder, BlackBox)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 PAIRS = 12
 SECONDS = 120.0  # that one setting may take
 MARGIN = 0.02  # a smaller gain is not worth leaving the defaults for, which rest on more tests than this one
+LEAST = 6  # pairs with which a gain can be more than chance
 NOTE = "(This is about what removing words does. Whether words are matched as people match them is the test alignment.)"
 
 
@@ -155,6 +157,11 @@ def advise(
     if not tried:
         raise ArithmeticError(f"no setting could be tried: {'; '.join(f'{k}: {v}' for k, v in skipped.items())}")
     usual = min(tried)  # the defaults, unless they were too slow
+    if math.isnan(results[usual].value):
+        raise ArithmeticError(
+            "none of these pairs tells anything: a text needs two words that can be left out, and the model's score "
+            "has to change with them"
+        )
     gains = {i: gain for i in tried if (gain := _gain(results[i], results[usual])).low > 0 and gain.value >= MARGIN}
     chosen = max(gains, key=lambda i: gains[i].value, default=usual)
     return Advice(asked.name, tried[chosen], results[chosen], results, skipped, gains.get(chosen))
@@ -167,6 +174,8 @@ def _gain(result: Result, usual: Result) -> Estimate:
         for each in (result, usual)
     )
     both = values.keys() & others.keys()
+    if len(both) < LEAST:  # too few for an interval
+        return Estimate(math.nan, math.nan, math.nan, len(both))
     return estimate(mean_of("gain"), [{"gain": values[key] - others[key]} for key in sorted(both)])
 
 

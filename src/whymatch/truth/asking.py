@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,8 +16,10 @@ import numpy as np
 import torch
 
 from whymatch.encoders import kinds
+from whymatch.encoders.blackbox import BlackBox
 from whymatch.encoders.cut import copy_tree
 from whymatch.encoders.encoder import Encoder
+from whymatch.encoders.multivector import MultiVectorEncoder
 from whymatch.paths.jacobian import LOCK
 from whymatch.quadrature import Floats
 from whymatch.reading.inputs import EncodeOptions, Input, batched
@@ -34,25 +37,33 @@ class Model:
     """A sentence encoder that is asked for scores of changed texts.
 
     Args:
-        model: a SentenceTransformer, or whatever else can be explained: a function from texts to embeddings, say. Of
-            what cannot be differentiated, only whole words can be deleted.
+        model: a SentenceTransformer, a function from texts to embeddings, or the encoder of an explainer. Whatever
+            gives a text one vector can be asked; of what cannot be differentiated, only whole words can be deleted.
         similarity: ``"cosine"`` or ``"dot"``; None is the model's own.
         name: what it is called in results.
         answers: a file in which answers are kept, so that the same question is asked once; None keeps them in memory.
+            A function is known by its name alone, and has to have one where answers are kept.
     """
 
     def __init__(
         self,
-        model: SentenceTransformer | Callable[[list[str]], Any],
+        model: SentenceTransformer | Callable[[list[str]], Any] | kinds.AnyEncoder,
         similarity: str | None = None,
         name: str | None = None,
         answers: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._encoder = kinds.wrap(model, name=name)
-        self.name = self._encoder.name
+        self._encoder = model if isinstance(model, kinds.ENCODERS) else kinds.wrap(model, name=name)
+        self.name = name or self._encoder.name
         self.similarity = similarity or self._encoder.similarity
+        if isinstance(self._encoder, MultiVectorEncoder):
+            raise ValueError(f"{self.name!r} gives a text several vectors; these tests ask encoders that give one")
         if self.similarity not in SIMILARITIES:
-            raise ValueError(f"similarity={self.similarity!r} is not known; choose 'cosine' or 'dot'")
+            raise ValueError(
+                f"{self.name!r} is compared by {self.similarity!r}, and these tests know cosines and dot products: "
+                "give similarity='cosine' or 'dot'"
+            )
+        if answers is not None and name is None and isinstance(self._encoder, BlackBox):
+            raise ValueError("a function whose answers are kept in a file needs a name of its own: give name=")
         self._known: dict[str, list[float]] = {}
         self._file = None if answers is None else Path(answers)
         if self._file is not None:
@@ -63,10 +74,16 @@ class Model:
         """The encoder, for what needs its tokens and layers."""
         if not isinstance(self._encoder, Encoder):
             raise TypeError(
-                f"of {self.name!r}, a {type(self._encoder).__name__}, nothing but embeddings is known here, and this "
-                "needs tokens or layers: give a transformer of sentence-transformers, or remove words by deleting them"
+                f"{self.name!r} is a {type(self._encoder).__name__}, and this test or method needs the layers or the "
+                "tokenizer of a transformer; coalitions, insertion_deletion, alignment, chunks and answers do without, "
+                "where whole words are deleted"
             )
         return self._encoder
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether it is a transformer, whose weights can be shuffled and whose tokens can be replaced."""
+        return isinstance(self._encoder, Encoder)
 
     @property
     def asymmetric(self) -> bool:
@@ -86,7 +103,7 @@ class Model:
     def embed(self, texts: Sequence[str], side: int = 0) -> Floats:
         """Embed texts as the first or the second of a pair; equal texts once."""
         distinct = list(dict.fromkeys(texts))
-        with LOCK:
+        with LOCK if self.has_layers else contextlib.nullcontext():  # a service may take its time
             vectors = dict(zip(distinct, self._encoder.vectors(distinct, self.options[side]), strict=True))
         return np.stack([np.asarray(vectors[text], np.float64) for text in texts])
 
@@ -155,7 +172,10 @@ class Model:
         return np.array(self.remember([removal, pair, units, masks], ask))
 
     def effects(self, pair: tuple[str, str], units: tuple[Sequence[Span], Sequence[Span]]) -> tuple[Floats, Floats]:
-        """Return how much the score of a pair changes, up or down, when each single unit is left out of its text."""
+        """Return how much the score of a pair changes, up or down, when each single unit is left out of its text.
+
+        The only unit of a text is what all of the score depends on: nobody is asked about an empty text.
+        """
 
         def ask() -> list[float]:
             changes: list[float] = []
@@ -163,8 +183,10 @@ class Model:
                 stays = ~np.eye(len(spans), dtype=bool)
                 texts = [text, *(keep_units(text, spans, row) for row in stays)]
                 other = self.embed([pair[1 - side]], 1 - side)
+                if len(spans) < 2:
+                    texts = [text]
                 whole, *without = self.compare(self.embed(texts, side), other)
-                changes += [abs(whole - score) for score in without]
+                changes += [abs(whole - score) for score in without] if without else [abs(whole)] * len(spans)
             return changes
 
         changes = np.array(self.remember(["left out", pair, units], ask))

@@ -49,6 +49,14 @@ class AlignedPair(TokenisedPair):
 
     links: tuple[tuple[int, int], ...]
 
+    def __post_init__(self) -> None:
+        for i, j in self.links:
+            if not (0 <= i < len(self.words_a) and 0 <= j < len(self.words_b)):
+                raise ValueError(
+                    f"({i}, {j}) is not a link between two of {len(self.words_a)} and {len(self.words_b)} words: "
+                    f"{quote(self.text_a)}, {quote(self.text_b)}"
+                )
+
 
 def joined_spans(words: Sequence[str]) -> list[Span]:
     """Return where each word is in the words joined by spaces."""
@@ -210,6 +218,12 @@ def read_questions(path: str | os.PathLike[str]) -> list[Question]:
     if not questions:
         raise ValueError(f"{os.fspath(path)!r} holds no question with an answer")
     return questions
+
+
+def holds_questions(path: Path) -> bool:
+    """Whether a JSON file begins as SQuAD's do, with paragraphs; folders hold other JSON files, too."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return '"paragraphs"' in file.read(2**16)
 
 
 def read_lines_of(path: str | os.PathLike[str]) -> list[str]:

@@ -76,8 +76,9 @@ class Coalitions:
         ]
         predicted = np.einsum("ci,ij,cj->c", rows[0], attribution.matrix, rows[1])
         row: Row = {"coalitions": len(truth), "units": [len(each) for each in units], **_agreement(predicted, truth)}
-        if attribution.vectors_a is not None and attribution.vectors_b is not None:
-            a, b = rows[0] @ attribution.vectors_a, rows[1] @ attribution.vectors_b
+        vectors = attribution.vectors_a, attribution.vectors_b
+        if vectors[0] is not None and vectors[1] is not None and self.model.similarity == "cosine":
+            a, b = rows[0] @ vectors[0], rows[1] @ vectors[1]
             norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
             cosines = (a * b).sum(1) / np.maximum(norms, np.finfo(np.float64).tiny)
             by_cosine = _agreement(cosines, truth)
@@ -151,8 +152,9 @@ def model_of(subject: Subject, model: Model | SentenceTransformer | None) -> Mod
     similarity = getattr(settings, "similarity", None)
     if model is not None:
         return Model(model, similarity)
-    if own is not None and settings is not None:
-        return Model(own, similarity, getattr(settings, "model", None))
+    encoder = getattr(subject, "encoder", own)
+    if encoder is not None and settings is not None:
+        return Model(encoder, similarity, getattr(settings, "model", None))
     raise ValueError(
         "this test asks the model about changed texts: give model=, a SentenceTransformer or a function from texts to "
         "embeddings"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ READERS: dict[str, Callable[[Path], Sequence[Any]]] = {
 BY_SUFFIX = {".wa": "chunks", ".json": "questions"} | dict.fromkeys((".csv", ".jsonl", ".ndjson", ".parquet"), "pairs")
 
 
+FIRST_LINES = 100  # of a table, by which it is known: there may be pairs without links
 REMEMBERED = 2000  # texts whose decompositions are kept for the next test
 
 
@@ -99,24 +101,30 @@ class Plan:
 
 def run(plan: Plan, out: Path, say: Callable[[str], None] = lambda _: None, progress: bool = False) -> Iterator[Result]:
     """Run an evaluation; what the folder already holds of it is not run again."""
-    files = find_files(plan)
+    files = find_files(plan, out)
     plan = replace(plan, tests=plan.tests or [name for name, kind in READS.items() if files[kind]])
     for name in plan.models:
         model, full_name = load(name, None)
         yield from run_jobs(make_jobs(plan, files, model, full_name, out), out, say, progress)
 
 
-def find_files(plan: Plan) -> dict[str, list[Path]]:
-    """Sort files by what they hold, and check that each test has some."""
+def find_files(plan: Plan, out: Path | None = None) -> dict[str, list[Path]]:
+    """Sort files by what they hold, and check that each test has some; what is in ``out`` is no data."""
     files: dict[str, list[Path]] = {kind: [] for kind in WANTED}
+    data.split_half([], plan.split)  # which checks its name
     for place in plan.data:
         if place.is_dir():
             if plan.split is None:
                 raise ValueError(f"{str(place)!r} is a folder: say which of its files, --split dev or test")
-            for path in sorted(place.rglob("*")):
-                kind = kind_of(path)
-                if kind is not None and (kind != "pairs" or split_named(path) == plan.split):
-                    files[kind].append(path)
+            own = None if out is None else out.resolve()
+            inside = [path for path in sorted(place.rglob("*")) if own not in path.resolve().parents]
+            found = {kind: [path for path in inside if kind_of(path) == kind] for kind in WANTED}
+            # Files that are named for the split; where there are none, half of those that are named for no other.
+            named = [path for path in found["pairs"] if split_named(path) == plan.split]
+            found["pairs"] = named or [path for path in found["pairs"] if split_named(path) is None]
+            found["questions"] = [path for path in found["questions"] if data.holds_questions(path)]
+            for kind, paths in found.items():
+                files[kind] += paths
         elif kind_of(place) is None:
             raise ValueError(f"{str(place)!r} is not a file that a test can read; give {'; '.join(WANTED.values())}")
         else:
@@ -131,7 +139,7 @@ def find_files(plan: Plan) -> dict[str, list[Path]]:
 
 
 def kind_of(path: Path) -> str | None:
-    """Tell what a file holds by its name and its first line; None if no test reads it."""
+    """Tell what a file holds by its name and its first lines; None if no test reads it."""
     if not path.is_file():
         if not path.exists():
             raise FileNotFoundError(f"there is no file {str(path)!r}")
@@ -139,8 +147,9 @@ def kind_of(path: Path) -> str | None:
     kind = path.suffix.lower()
     if kind == ".tsv":
         with path.open(encoding="utf-8", errors="replace") as file:
-            cells = file.readline().rstrip("\n").split("\t")
-        linked = len(cells) >= 8 and re.fullmatch(r"(\d+-\d+\s*)+", cells[7].strip())
+            rows = [line.rstrip("\n").split("\t") for line in islice(file, FIRST_LINES) if line.strip()]
+        eight = all(len(cells) >= 8 for cells in rows)
+        linked = eight and any(re.fullmatch(r"(\d+-\d+\s*)+", cells[7].strip()) for cells in rows)
         return "links" if linked else "pairs"
     return BY_SUFFIX.get(kind)
 
@@ -159,11 +168,20 @@ def read(kind: str, path: Path, plan: Plan) -> tuple[list[Any], dict[str, Any]]:
         raise ValueError(f"{str(path)!r} is named as the split {own!r}, and --split says {plan.split!r}")
     if own is None:
         items = data.split_half(items, plan.split)
-    description: dict[str, Any] = {"data": path.name, "split": own or plan.split or "all"}
+    description: dict[str, Any] = {"data": path.name, "file": fingerprint(path), "split": own or plan.split or "all"}
+    if kind == "pairs" and plan.columns is not None:
+        description["columns"] = list(plan.columns)
     if plan.max_words is not None:
         items = [item for item in items if max(map(count_words, texts_of(item))) <= plan.max_words]
         description["max_words"] = plan.max_words
     return data.sample(items, plan.pairs, plan.seed), description
+
+
+def fingerprint(path: Path) -> str:
+    """Tell files of one name apart, by how they begin: a file that grows is still the same."""
+    with path.open("rb") as file:
+        start = file.readline(4096) + file.readline(4096)  # the first line may be the names of columns
+    return hashlib.sha256(start).hexdigest()[:8]
 
 
 def texts_of(item: Any) -> tuple[str, str]:

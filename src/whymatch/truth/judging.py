@@ -105,7 +105,9 @@ def _explain(
             # How far each sum is from its score is among what is measured.
             warnings.simplefilter("ignore", ToleranceWarning)
             attributions = attribute(subject, pairs, groups)
-    except ArithmeticError as error:
+    except (ArithmeticError, ValueError) as error:
+        if isinstance(error, ValueError) and not hasattr(subject, "decompose"):
+            raise  # a function that is judged is wrong
         if len(pairs) == 1:
             return [(None, time.perf_counter() - start, str(error))]
         return [each for pair in pairs for each in _explain(subject, [pair], groups)]

@@ -16,7 +16,7 @@ from whymatch.truth.data import AlignedPair
 from whymatch.truth.deletions import model_of
 from whymatch.truth.judging import judge
 from whymatch.truth.results import Measure, Result, Row
-from whymatch.truth.subjects import Attribution, Subject, TextPair
+from whymatch.truth.subjects import Attribution, Subject, TextPair, similarity_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -72,7 +72,7 @@ class WordLinks:
     def measure(self, item: AlignedPair, attribution: Attribution) -> Row:
         matrix = attribution.over(item.spans_a, item.spans_b)
         gold = np.zeros(matrix.shape, bool)
-        gold[tuple(np.array(item.links).T)] = True
+        gold[tuple(np.array(item.links, int).reshape(-1, 2).T)] = True
         added = together(matrix)
         row: Row = {"gold": int(gold.sum()), **top1(matrix, gold), "together_right": top1(added, gold)["right"]}
         if self.model is not None:
@@ -87,14 +87,17 @@ class WordLinks:
 
 
 def top1(matrix: Floats, gold: np.ndarray, weights: tuple[Floats, Floats] | None = None) -> Row:
-    """Count the linked rows and columns, and those whose largest entry is a link; each counts 1, or its weight."""
-    right: float = 0
-    decisions: float = 0
+    """Count the linked rows and columns, and those whose largest entry is a link; each counts 1, or its weight.
+
+    Where several entries are the largest, those that are links count for their part.
+    """
+    right = decisions = 0.0
     for side, (values, links) in enumerate(((matrix, gold), (matrix.T, gold.T))):
         linked = np.flatnonzero(links.any(1))
-        each = np.ones(len(linked), int) if weights is None else weights[side][linked]
-        right += each[links[linked, values[linked].argmax(1)]].sum().item()
-        decisions += each.sum().item()
+        each = np.ones(len(linked)) if weights is None else weights[side][linked]
+        largest = values[linked] == values[linked].max(1, keepdims=True)
+        right += float(each @ ((largest & links[linked]).sum(1) / largest.sum(1)))
+        decisions += float(each.sum())
     return {"right": right, "decisions": decisions}
 
 
@@ -120,6 +123,6 @@ def alignment(
     Returns:
         ``value`` is the share of linked words, in both directions, whose strongest partner is one of their links.
     """
-    own = getattr(getattr(explainer, "settings", None), "similarity", None)
-    asked = model_of(explainer, model) if model is not None or own in SIMILARITIES else None
+    known = model is not None or (hasattr(explainer, "model") and similarity_of(explainer) in SIMILARITIES)
+    asked = model_of(explainer, model) if known else None
     return judge(WordLinks(asked), explainer, list(aligned_pairs))

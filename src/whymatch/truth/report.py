@@ -34,6 +34,7 @@ MEANINGS = {
     "a word gains when it is copied to the other text.",
 }
 WIDTH, LINE = 640, 22  # of a chart, and of each of its lines, in pixels
+NO_VALUE = "no value: the pairs are too few, too short, or too alike"
 LETTER, MARGIN = 7, 20  # of the names beside it: the width of a letter, and what is left free
 
 
@@ -122,7 +123,7 @@ def _section(test: str, model: str, data: str, results: Sequence[Result]) -> Sec
         data,
         results[0].headline,
         lines,
-        [(str(each.settings.get("subject", "")), each.failure or "") for each in results if each.failure],
+        [(str(each.settings.get("subject", "")), each.failure or NO_VALUE) for each in results if each not in good],
         measures,
         table,
         [(mark, place(float(mark))) for mark in ("0", "0.5", "1")],

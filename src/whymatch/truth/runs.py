@@ -139,5 +139,6 @@ def clock(seconds: float) -> str:
 
 
 def read_results(out: Path) -> list[Result]:
-    """Read the results in a folder, in the order of their names."""
-    return [Result.load(path) for path in sorted(out.glob("*.json"))]
+    """Read the results in a folder, in the order of their names; files with names of another form are not ours."""
+    paths = sorted(path for path in out.glob("*.json") if re.search(r"-[0-9a-f]{8}\.json$", path.name))
+    return [Result.load(path) for path in paths]

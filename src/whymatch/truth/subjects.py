@@ -17,6 +17,7 @@ import numpy as np
 
 from whymatch.quadrature import Floats
 from whymatch.results.explanation import Explanation
+from whymatch.settings import SIMILARITIES
 from whymatch.words import Span, quote, shares, word_spans
 
 Subject: TypeAlias = Any  # see above
@@ -60,7 +61,8 @@ def attribute(subject: Subject, pairs: Sequence[TextPair], groups: str | None = 
     Args:
         groups: ``"sentences"`` where larger pieces than tokens will do; a subject that can makes use of it.
     """
-    if hasattr(subject, "decompose"):
+    # Of encoders with several vectors for a text, a pair is not the product of its two decompositions.
+    if hasattr(subject, "decompose") and similarity_of(subject) in SIMILARITIES:
         return _by_decomposition(subject, pairs, groups)
     call = subject.explain if hasattr(subject, "explain") else subject
     if not callable(call):
@@ -69,6 +71,13 @@ def attribute(subject: Subject, pairs: Sequence[TextPair], groups: str | None = 
             "(a, b) -> matrix"
         )
     return [_from_answer(call(a, b), a, b) for a, b in pairs]
+
+
+def similarity_of(subject: Subject) -> str:
+    """Return how a subject compares embeddings: by cosines, unless its settings say otherwise."""
+    settings = getattr(subject, "settings", None)
+    known = settings.get("similarity") if isinstance(settings, dict) else getattr(settings, "similarity", None)
+    return str(known or "cosine")
 
 
 def _by_decomposition(subject: Any, pairs: Sequence[TextPair], groups: str | None) -> list[Attribution]:
@@ -80,17 +89,19 @@ def _by_decomposition(subject: Any, pairs: Sequence[TextPair], groups: str | Non
         options = ({} if task is None else {"task": task}) | ({"groups": groups} if grouped else {})
         decompositions = subject.decompose(texts, **options)
         known.update({(text, task): each for text, each in zip(texts, decompositions, strict=True)})
-    return [_combine(known[a, tasks[0]], known[b, tasks[1]]) for a, b in pairs]
+    similarity = similarity_of(subject)
+    return [_combine(known[a, tasks[0]], known[b, tasks[1]], similarity) for a, b in pairs]
 
 
-def _combine(a: Any, b: Any) -> Attribution:
+def _combine(a: Any, b: Any, similarity: str) -> Attribution:
     rows_a, rows_b = (np.asarray(each.contributions, np.float64) for each in (a, b))
     norms = 1.0 if a.embedding is None else float(np.linalg.norm(a.embedding) * np.linalg.norm(b.embedding)) or 1.0
+    scale = 1.0 if similarity == "dot" else norms
     error, settings = None, getattr(a, "settings", None)
     if settings is not None and settings.fold_reference:
         score = float(np.dot(np.asarray(a.embedding, np.float64), np.asarray(b.embedding, np.float64)))
         error = abs(float(rows_a.sum(0) @ rows_b.sum(0)) - score) / norms
-    return Attribution(rows_a @ rows_b.T / norms, a.offsets, b.offsets, rows_a, rows_b, error)
+    return Attribution(rows_a @ rows_b.T / scale, a.offsets, b.offsets, rows_a, rows_b, error)
 
 
 def _from_answer(answer: Any, a: str, b: str) -> Attribution:
