@@ -27,7 +27,8 @@ MEANINGS = {
     "the score that the model then gives: the rank correlation over coalitions, its mean over pairs.",
     "insertion_deletion": "Words are removed, or added, in the order of what they contribute. 0 is a random order, 1 "
     "the best order that greedy search finds, by the areas under both curves.",
-    "alignment": "Of the words that people linked: the share whose strongest partner is one of their links.",
+    "alignment": "Of the words that people linked: the share whose strongest partner is one of their links; by effect, "
+    "each word counts by how much the model's score changes without it.",
     "chunks": "The F1 of links between chunks, against people's.",
     "answers": "The mean reciprocal rank of the sentence with the answer, by what each sentence adds to the score.",
     "sanity": "The share of checks passed: it changes with the model's weights, not with how the model is written, and "
