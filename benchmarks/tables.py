@@ -310,7 +310,7 @@ DEFAULTS = {
     "all-MiniLM-L6-v2": ("secant 0, divisions=4", "token cosine 6"),
     "all-mpnet-base-v2": ("secant 8, divisions=4", "token cosine 12"),
     "granite-embedding-30m-english": ("secant 0, special=base, divisions=4", "token cosine 6"),
-    "nomic-embed-text-v1.5": ("relay 0, special=base, divisions=4", "token cosine 12"),
+    "nomic-embed-text-v1.5": ("relay 0, special=base, divisions=8", "token cosine 12"),
     "nomic-embed-text-v1.5, by a secant": ("secant 0, special=base, divisions=4", "token cosine 12"),
 }
 

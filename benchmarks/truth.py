@@ -259,7 +259,7 @@ def find_ways(model: str, methods: Mapping[str, Any]) -> dict[str, str]:
     unfolded = [name for name in methods if name.endswith("unfolded")]
     return {
         "by default": own,
-        "without divisions": own.replace(", divisions=4", ""),
+        "without divisions": re.sub(r", divisions=\d+", "", own),
         "relay": nearest_input("relay"),
         "straight": nearest_input("straight"),
         "the paper's, unfolded": max(unfolded, default=""),

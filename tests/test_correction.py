@@ -222,6 +222,9 @@ def test_fine_corrects_and_fast_does_not(folders):
     assert Explainer(folders("bert"), divisions=0).settings.divisions == 0
     assert Explainer(folders("bert"), path="straight", layer=1).settings.divisions == 0
     assert Explainer(folders("bert"), fold_reference=False, layer=1).settings.divisions == 0
+    for path in ("relay", "relay-2"):  # dearer, so that more questions cost little beside it
+        dear = Explainer(folders("bert"), path=path)
+        assert dear.settings.divisions == dear.at_detail("fast").at_detail("fine").settings.divisions == 8
     given = Explainer(folders("bert"), layer=1)
     assert given.settings.divisions == 4
     assert given.at_detail("fast").settings == replace(given.settings, divisions=0)

@@ -71,8 +71,8 @@ class Explainer(SearchMixin):
         divisions: how many times the words of a text are divided at random into four parts, which the model embeds.
             Contributions are then moved, as little as possible and with their sum fixed, towards what it makes of the
             parts: what a word is worth is nearer to what the model does with and without it. Each division costs about
-            one run of the model. None is 4 where ``detail`` is fine, and 0 where it is fast, along the paper's straight
-            path, and for pictures, several vectors and adjusted models.
+            one run of the model. None is 4 for secants and 8 for relays where ``detail`` is fine, and 0 where it is
+            fast, along the paper's straight path, and for pictures, several vectors and adjusted models.
         detail: which layer, and how many divisions, None stands for: ``"fine"`` for a pair that is looked at closely,
             ``"fast"`` for passages and for many texts.
         rule: ``"gauss"``, ``"midpoint"`` or ``"right"``, the paper's. ``"pieces"`` divides a path that is too steep for
@@ -206,7 +206,7 @@ class Explainer(SearchMixin):
         self._method = replace(self._method, settings=settings)
         self._corrects = divisions is None and policy.may_correct(self._method, paper or settings.path == "straight")
         if self._corrects:
-            settings = replace(settings, divisions=policy.DIVISIONS[detail])
+            settings = replace(settings, divisions=policy.choose_divisions(settings.path, detail))
             self._method = replace(self._method, settings=settings)
         self._layer_given = layer is not None
         self._method = self.at_detail(detail)._method if layer is None else _with_base(self._method)
@@ -331,7 +331,7 @@ class Explainer(SearchMixin):
             other = self.at_layer(layer - self._num_layers - 1)
             other._layer_given = False
         if self._corrects:
-            settings = replace(other.settings, divisions=policy.DIVISIONS[detail])
+            settings = replace(other.settings, divisions=policy.choose_divisions(other.settings.path, detail))
             other._method = replace(other._runner.differentiable("divisions"), settings=settings)
         return other
 

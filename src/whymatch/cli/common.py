@@ -109,7 +109,7 @@ Divisions: TypeAlias = Annotated[
     typer.Option(
         min=0,
         help="How many times words are divided into four parts, whose own embeddings correct what words add.",
-        show_default="4 for fine, 0 for fast",
+        show_default="for fine 4, or 8 along relays; 0 for fast",
     ),
 ]
 Detail: TypeAlias = Annotated[
