@@ -70,6 +70,7 @@ def test_the_contract_of_the_explainer():
         "decompose",
         "dimensions",
         "embed",
+        "encoder",
         "explain",
         "explain_many",
         "explain_query",
