@@ -96,7 +96,7 @@ def test_progress_is_shown_on_request(load, capsys):
 def test_progress_is_one_for_the_whole_of_a_call_and_stops_even_the_probe(load):
     from whymatch import progress
 
-    explainer, seen = Explainer(load(), layer=0, path="relay"), []
+    explainer, seen = Explainer(load(), layer=0, path="relay", divisions=0), []
     with progress.watching(lambda done, doing: seen.append((done, doing))):
         explainer.explain(*PAIR)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
