@@ -234,9 +234,8 @@ def test_a_connection_that_is_cut_or_slow_is_tried_again():
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        client = endpoint(
-            f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=1
-        )  # a busy machine takes a while to answer at all
+        # A busy machine takes a while to answer at all.
+        client = endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=1)
         np.testing.assert_array_equal(client(["coffee"]), [[1.0, 2.0]])
         thread.join(5)
     with pytest.raises(ServiceError, match=r"cannot be reached .*, 5 times"):
