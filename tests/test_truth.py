@@ -654,7 +654,7 @@ def test_advice_leaves_the_defaults_for_a_clear_gain_only(load, monkeypatch):
     assert same.settings == {}
     assert same.gain is None
     assert (
-        "Nothing that was tried is better, by more than chance and by at least 0.02, than the defaults." in same.verdict
+        "Nothing that was tried is better, by more than chance and by at least 0.03, than the defaults." in same.verdict
     )
     slow = given(({"layer": 0}, explainer))
     assert "than these settings; the defaults take too long here." in slow.verdict
