@@ -7,6 +7,8 @@ holds all-mpnet-base-v2; without it nothing is written, since the deep model is 
 take turns on one core, so that what else the machine does falls on all of them; times are seconds of that core, and are
 compared within one run only.
 
+Divisions are left out, so that maps are compared; benchmarks/divisions.py says what they cost.
+
 The floor is what the same nodes cost in plain passes: for each text, nodes × (tangents + 1) passes of the blocks that
 a segment has; for a secant, tangents + 2 passes.
 """
@@ -38,11 +40,7 @@ RESULTS = Path(__file__).parent / "results/deep.json"
 # they are not too dear.
 ANY = max(TURNS)
 Ways = dict[str, tuple[dict[str, Any], int]]
-ALWAYS: Ways = {
-    "fine": ({}, ANY),
-    "fine, no divisions": ({"divisions": 0}, ANY),
-    "fast": ({"detail": "fast"}, ANY),
-}
+ALWAYS: Ways = {"fine": ({}, ANY), "fast": ({"detail": "fast"}, ANY)}
 SHALLOW: Ways = ALWAYS | {
     "straight 0": ({"path": "straight", "layer": 0}, 32),
     "relay 0": ({"path": "relay", "layer": 0}, ANY),
@@ -97,7 +95,7 @@ def floor_of(why: Any, seconds: list[float], layers: int) -> float:
 
 
 def measure_pairs(model: Any, ways: Ways, layers: int) -> list[dict[str, Any]]:
-    explainers = {name: Explainer(model, **given) for name, (given, _) in ways.items()}
+    explainers = {name: Explainer(model, divisions=0, **given) for name, (given, _) in ways.items()}
     rows = []
     for tokens, turns in TURNS.items():
         pair = PAIRS.get(tokens) or (of_length(model, tokens), of_length(model, tokens, WORDS[::-1]))
@@ -131,7 +129,7 @@ def measure_passage(model: Any) -> dict[str, Any]:
     words = " ".join(text for pair in PAIRS.values() for text in pair).split() * 4
     passage = " ".join(words[:PASSAGE_WORDS])
     fast = Explainer(model, detail="fast")
-    relay = Explainer(model, layer=fast.settings.layer, path="relay")
+    relay = Explainer(model, layer=fast.settings.layer, path="relay", divisions=0)
     results = take_turns(
         {
             "encode": lambda: model.encode(passage),
@@ -202,7 +200,7 @@ def against_paper(model: Any) -> list[dict[str, Any]]:
             for path in ("straight", "relay", "secant"):
                 # The loosest tolerance whose error is a tenth of theirs.
                 for tolerance in (1e-2, 3e-3, 1e-3, 3e-4, 1e-4):
-                    explainer = Explainer(model, layer=layer, path=path, tolerance=tolerance)
+                    explainer = Explainer(model, layer=layer, path=path, tolerance=tolerance, divisions=0)
                     runs = take_turns({"ours": partial(explainer.explain, *pair)}, turns=1)
                     ours, why = runs["ours"]
                     if 10 * why.relative_error <= theirs.relative_error:

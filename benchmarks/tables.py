@@ -292,6 +292,20 @@ def index() -> str:
     return "\n".join(lines)
 
 
+def divisions() -> str:
+    results = json.loads((HERE / "results/divisions.json").read_text())
+    machine, models = results["machine"], results["models"]
+    counts = list(next(iter(models.values()))[0]["times_encode"])
+    lines = [f"| model | path, layer | tokens | {' | '.join(f'{count} divisions' for count in counts)} |"]
+    lines.append("|" + "---|" * (3 + len(counts)))
+    for model, rows in models.items():
+        for row in rows:
+            times = [f"{significant(row['times_encode'][count])}×" for count in counts]
+            lines.append(f"| {model} | {row['path']}, {row['layer']} | {row['tokens']} | {' | '.join(times)} |")
+    lines += ["", f"One core of an {machine['cpu']}, torch {machine['torch']}, {machine['date']}."]
+    return "\n".join(lines)
+
+
 OTHER_WAYS = {
     ("tokens", "delete"): "tokens deleted",
     ("words", "mask"): "words masked",
@@ -517,6 +531,7 @@ def main() -> None:
         (docs / "method.md", "exactness", exactness),
         (docs / "method.md", "floor", floor),
         (docs / "method.md", "deep", deep),
+        (docs / "method.md", "divisions", divisions),
         (docs / "training.md", "table1", table1),
         (docs / "training.md", "training", shift),
         (docs / "many.md", "many", many),

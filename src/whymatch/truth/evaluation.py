@@ -118,7 +118,8 @@ def find_files(plan: Plan, out: Path | None = None) -> dict[str, list[Path]]:
                 raise ValueError(f"{str(place)!r} is a folder: say which of its files, --split dev or test")
             own = None if out is None else out.resolve()
             inside = [path for path in sorted(place.rglob("*")) if own not in path.resolve().parents]
-            found = {kind: [path for path in inside if kind_of(path) == kind] for kind in WANTED}
+            kinds = {path: kind_of(path) for path in inside}
+            found = {wanted: [path for path, kind in kinds.items() if kind == wanted] for wanted in WANTED}
             # Files that are named for the split; where there are none, half of those that are named for no other.
             named = [path for path in found["pairs"] if split_named(path) == plan.split]
             found["pairs"] = named or [path for path in found["pairs"] if split_named(path) is None]
