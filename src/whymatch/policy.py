@@ -48,7 +48,8 @@ ROUGH, TOLERANCE = 50, 1e-3
 # The blocks that ``fast`` goes through. A secant goes through each for a fraction of a pass.
 FAST_BLOCKS = {"secant": 3}
 
-# How many times ``fine`` divides the words of a text into parts. Beside a relay, twice as many cost next to nothing.
+# How many times ``fine`` divides the words of a text into parts. Beside a relay, twice as many cost next to nothing
+# (docs/method.md).
 DIVISIONS = {"secant": 4, "relay": 8}
 
 # Read to find out which blocks are rough: a short sentence and a longer one, of different kinds.
